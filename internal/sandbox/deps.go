@@ -1,0 +1,113 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"os"
+	"time"
+
+	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/internal/vmm"
+)
+
+// The interfaces that the engine needs of the adapters. Every method that takes an
+// owner is keyed by the sandbox's ID; every Destroy, Release and Remove is idempotent
+// and succeeds when there is nothing to do, since it serves as a step's undo.
+
+// VMMs runs virtual machines, each in a runc container (a slot) of its own.
+type VMMs interface {
+	// Claim takes a slot for the owner, a prepared one or one made now, and applies the
+	// limits. Claiming twice for one owner is an error.
+	Claim(ctx context.Context, owner string, l vmm.Limits) (vmm.Instance, error)
+	// Launch runs m in the owner's slot with the tap as its network card and returns
+	// when the guest runs: its vCPUs go on (restore) or its kernel is started (boot).
+	// The tap stays the caller's.
+	Launch(ctx context.Context, owner string, m vmm.Machine, tap *os.File) (vmm.Instance, error)
+	// Destroy kills the VMM and returns when its process is reaped and its slot gone.
+	Destroy(ctx context.Context, owner string) error
+	// List returns every claimed slot, also those claimed by an earlier daemon.
+	List(ctx context.Context) ([]vmm.Instance, error)
+	// Wait blocks until the owner's VMM process is gone. CodeNotFound when there is none.
+	Wait(ctx context.Context, owner string) (vmm.Exit, error)
+}
+
+// Network gives each sandbox a network namespace with a tap device in it.
+type Network interface {
+	// Claim takes a network slot for the owner, a prepared one or one made now, and sets
+	// the addresses of the spec. The caller closes the tap.
+	Claim(ctx context.Context, owner string, spec cube.NetworkSpec) (tap *os.File, err error)
+	// Release destroys the slot; it is never used again.
+	Release(ctx context.Context, owner string) error
+	// List returns the owners of claimed slots, also those claimed by an earlier daemon.
+	List(ctx context.Context) ([]string, error)
+	// Dial opens a TCP connection to the guest from inside its namespace.
+	Dial(ctx context.Context, owner string, port int) (net.Conn, error)
+}
+
+// Disks keeps each owner's files in a directory of its own on the pool.
+type Disks interface {
+	// Create makes the owner's directory (0700) and returns its path. Existing: an error.
+	Create(ctx context.Context, owner string) (dir string, err error)
+	// Clone makes dst a copy-on-write copy of src. Codes: NotFound, AlreadyExists, NoSpace.
+	Clone(ctx context.Context, src, dst string) error
+	// Remove deletes the owner's directory.
+	Remove(ctx context.Context, owner string) error
+	// List returns the owners that have a directory.
+	List(ctx context.Context) ([]string, error)
+}
+
+// Image is everything a sandbox needs of a template at one size.
+type Image struct {
+	TemplateID string
+	Resources  cube.Resources
+	RootPath   string // EROFS root disk, read-only
+	LayerPath  string // writable layer as it was when the memory image was taken
+	MemoryPath string
+	StatePath  string
+	MAC        string
+	Config     cube.ImageConfig
+	Env        map[string]string
+}
+
+// Templates hands out images and counts who uses them.
+type Templates interface {
+	// Acquire resolves ref and returns the image of that size (zero fields: the
+	// template's), building the memory image of a new size first. The template cannot be
+	// deleted until user releases it. Codes: NotFound, Invalid (size), and those of a build.
+	Acquire(ctx context.Context, ref string, size cube.Resources, user string) (Image, error)
+	// Hold marks a template as used without preparing an image, for a sandbox found in
+	// the journal at start. It succeeds for a template that is gone.
+	Hold(templateID, user string)
+	Release(templateID, user string)
+	// Resolve returns the ID that ref means. Codes: NotFound, Invalid (ambiguous).
+	Resolve(ctx context.Context, ref string) (string, error)
+}
+
+// GuestInit is what the agent is told after every restore. Two sandboxes never share
+// Entropy, MachineID, Hostname or AccessToken.
+type GuestInit struct {
+	SandboxID   string
+	TemplateID  string
+	Hostname    string
+	MachineID   string // 32 hexadecimal digits
+	AccessToken string
+	Entropy     []byte // at least 32 bytes from the host's random source
+	Time        time.Time
+	Env         map[string]string
+	User        string // default user
+	Workdir     string
+	// Address and Gateway are set when the guest's subnet is not the template's.
+	Address, Gateway string
+	Nameservers      []string
+	Entrypoint, Cmd  []string
+}
+
+// Guest talks to a guest agent over connections from dial.
+type Guest interface {
+	// Init identifies the sandbox to its agent. It waits for the agent to answer.
+	Init(ctx context.Context, dial Dialer, in GuestInit) error
+	Exec(ctx context.Context, dial Dialer, token string, spec cube.ExecSpec) (cube.ExecSession, error)
+}
+
+// Dialer opens a connection to a port of one guest.
+type Dialer func(ctx context.Context, port int) (net.Conn, error)

@@ -4,9 +4,10 @@ import (
 	"context"
 	"net"
 	"os"
-	"time"
 
 	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/internal/guestapi"
+	"github.com/cubesandbox/cubelet/internal/tplimage"
 	"github.com/cubesandbox/cubelet/internal/vmm"
 )
 
@@ -57,17 +58,7 @@ type Disks interface {
 }
 
 // Image is everything a sandbox needs of a template at one size.
-type Image struct {
-	TemplateID string
-	Resources  cube.Resources
-	RootPath   string // EROFS root disk, read-only
-	LayerPath  string // writable layer as it was when the memory image was taken
-	MemoryPath string
-	StatePath  string
-	MAC        string
-	Config     cube.ImageConfig
-	Env        map[string]string
-}
+type Image = tplimage.Image
 
 // Templates hands out images and counts who uses them.
 type Templates interface {
@@ -83,24 +74,8 @@ type Templates interface {
 	Resolve(ctx context.Context, ref string) (string, error)
 }
 
-// GuestInit is what the agent is told after every restore. Two sandboxes never share
-// Entropy, MachineID, Hostname or AccessToken.
-type GuestInit struct {
-	SandboxID   string
-	TemplateID  string
-	Hostname    string
-	MachineID   string // 32 hexadecimal digits
-	AccessToken string
-	Entropy     []byte // at least 32 bytes from the host's random source
-	Time        time.Time
-	Env         map[string]string
-	User        string // default user
-	Workdir     string
-	// Address and Gateway are set when the guest's subnet is not the template's.
-	Address, Gateway string
-	Nameservers      []string
-	Entrypoint, Cmd  []string
-}
+// GuestInit is what the agent is told after every restore.
+type GuestInit = guestapi.Init
 
 // Guest talks to a guest agent over connections from dial.
 type Guest interface {
@@ -110,4 +85,4 @@ type Guest interface {
 }
 
 // Dialer opens a connection to a port of one guest.
-type Dialer func(ctx context.Context, port int) (net.Conn, error)
+type Dialer = guestapi.Dialer

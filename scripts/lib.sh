@@ -1,0 +1,42 @@
+# shellcheck shell=bash
+# Shared by the scripts beside it. Source it after `set -euo pipefail`.
+
+# The administrator's programs and a hand-installed Go, also where a login's PATH lacks them.
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/go/bin"
+# Distributions pin GOTOOLCHAIN=local; go.mod says which version is needed.
+export GOTOOLCHAIN="${CUBELET_GOTOOLCHAIN:-auto}"
+
+if [[ -t 1 && -z ${NO_COLOR:-} ]]; then
+	bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' green=$'\e[32m' plain=$'\e[0m'
+else
+	bold='' dim='' red='' green='' plain=''
+fi
+
+say() { printf '%s==>%s %s\n' "$bold$green" "$plain" "$*"; }
+note() { printf '    %s%s%s\n' "$dim" "$*" "$plain"; }
+die() {
+	printf '%serror:%s %s\n' "$bold$red" "$plain" "$*" >&2
+	exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+need_root() { [[ $EUID -eq 0 ]] || die "$1: run it as root"; }
+
+# apt_get ARGS…: apt-get that waits for other package managers and tries again when a
+# mirror or a lock was busy.
+apt_get() {
+	local try
+	for try in 1 2 3; do
+		if DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o APT::Sandbox::User=root "$@"; then
+			return 0
+		fi
+		[[ $try -eq 3 ]] || { note "apt-get $1 did not work (attempt $try of 3); trying again in $((try * 5)) s" >&2 && sleep $((try * 5)); }
+	done
+	return 1
+}
+
+# apt_knows PACKAGE: whether the package lists of this machine have it.
+apt_knows() { [[ -n $(apt-cache --no-all-versions show "$1" 2>/dev/null) ]]; }
+
+# apt_candidate PACKAGE: the version that apt would install, empty when it knows none.
+apt_candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | sed 's/(none)//'; }

@@ -1,0 +1,93 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/cubesandbox/cubelet/internal/flow"
+	"github.com/cubesandbox/cubelet/internal/vmm"
+)
+
+// entropyBytes is how much host randomness each restored guest is given.
+const entropyBytes = 64
+
+// effects is what the steps of one create hand to each other and to the record.
+type effects struct {
+	tap      *os.File
+	instance vmm.Instance
+}
+
+// close releases what the steps held only for each other.
+func (e *effects) close() {
+	if e.tap != nil {
+		e.tap.Close()
+		e.tap = nil
+	}
+}
+
+// steps is the only list of what a sandbox consists of. Create runs it; delete and
+// recovery unwind it, with effects that nobody reads.
+func (m *Manager) steps(r *Record, e *effects) []flow.Stage {
+	id, p, d := r.ID, &r.Plan, &m.cfg
+	return []flow.Stage{
+		{
+			{
+				Name: "vmm-slot",
+				Do: func(ctx context.Context) error {
+					_, err := d.VMMs.Claim(ctx, id, p.Limits)
+					return err
+				},
+				Undo: func(ctx context.Context) error { return d.VMMs.Destroy(ctx, id) },
+			},
+			{
+				Name: "network",
+				Do: func(ctx context.Context) (err error) {
+					e.tap, err = d.Network.Claim(ctx, id, r.Spec.Network)
+					return err
+				},
+				Undo: func(ctx context.Context) error { return d.Network.Release(ctx, id) },
+			},
+			{
+				Name: "disk",
+				Do: func(ctx context.Context) error {
+					dir, err := d.Disks.Create(ctx, id)
+					if err != nil {
+						return err
+					}
+					if dir != p.Dir {
+						return fmt.Errorf("directory is %s, planned %s", dir, p.Dir)
+					}
+					return d.Disks.Clone(ctx, p.Image.LayerPath, p.LayerPath)
+				},
+				Undo: func(ctx context.Context) error { return d.Disks.Remove(ctx, id) },
+			},
+		},
+		{{
+			Name: "restore",
+			Do: func(ctx context.Context) (err error) {
+				e.instance, err = d.VMMs.Launch(ctx, id, p.Machine, e.tap)
+				return err
+			},
+			// The VMM is gone before its disk and its network are.
+			Undo: func(ctx context.Context) error { return d.VMMs.Destroy(ctx, id) },
+		}},
+		{{
+			Name: "agent",
+			Do: func(ctx context.Context) error {
+				entropy := make([]byte, entropyBytes)
+				rand.Read(entropy) // never fails, see its documentation
+				return d.Guest.Init(ctx, m.dialer(id), p.init(id, m.cfg.Now(), entropy))
+			},
+		}},
+	}
+}
+
+// dialer opens connections to the guest's ports from inside its namespace.
+func (m *Manager) dialer(id string) Dialer {
+	return func(ctx context.Context, port int) (net.Conn, error) {
+		return m.cfg.Network.Dial(ctx, id, port)
+	}
+}

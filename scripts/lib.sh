@@ -40,3 +40,27 @@ apt_knows() { [[ -n $(apt-cache --no-all-versions show "$1" 2>/dev/null) ]]; }
 
 # apt_candidate PACKAGE: the version that apt would install, empty when it knows none.
 apt_candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | sed 's/(none)//'; }
+
+# apt_targets: one line "URI RELEASE COMPONENT FILE:NUMBER" per package list that this
+# machine's own sources name, in both formats of sources.
+apt_targets() {
+	apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT) \$(SOURCESENTRY)" 'Created-By: Packages' | sort -u
+}
+
+# apt_keyring FILE:NUMBER: the keyring file that signs a source, the archive's own when
+# the source names none (or carries the key in its text).
+apt_keyring() {
+	local file=${1%:*} line=${1##*:} key=''
+	case $file in
+	*.sources) key=$(awk -v RS='' -v want="$line" '
+		NR == want { n = split($0, l, "\n"); for (i = 1; i <= n; i++) if (tolower(l[i]) ~ /^signed-by:/) { sub(/^[^:]*: */, "", l[i]); print l[i] } }' "$file") ;;
+	*) key=$(sed -n "${line}s/.*[[ ]signed-by=\([^] ]*\).*/\1/p" "$file") ;;
+	esac
+	if [[ $key != /* ]]; then
+		key=/usr/share/keyrings/debian-archive-keyring.gpg
+		[[ -e $key ]] || key=''
+	fi
+	printf '%s' "$key"
+}
+
+codename() { (. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}"); }

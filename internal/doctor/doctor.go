@@ -60,7 +60,9 @@ func Print(w io.Writer, c Check, r Result) {
 	}
 }
 
-func ok(format string, args ...any) Result { return Result{Level: OK, Detail: fmt.Sprintf(format, args...)} }
+func ok(format string, args ...any) Result {
+	return Result{Level: OK, Detail: fmt.Sprintf(format, args...)}
+}
 
 func warn(fix, format string, args ...any) Result {
 	return Result{Level: Warn, Detail: fmt.Sprintf(format, args...), Fix: fix}

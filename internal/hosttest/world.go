@@ -296,6 +296,12 @@ func (f Disks) Clone(ctx context.Context, src, dst string) error {
 		if !ok {
 			return cube.Errorf(cube.CodeNotFound, "no directory for %s", dst)
 		}
+		if _, ok := files[file]; ok {
+			return cube.Errorf(cube.CodeAlreadyExists, "%s exists", dst)
+		}
+		if strings.Contains(src, "missing") {
+			return cube.Errorf(cube.CodeNotFound, "%s does not exist", src)
+		}
 		files[file] = src
 		return nil
 	})

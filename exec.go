@@ -55,7 +55,9 @@ type ExecExit struct {
 }
 
 // ExecSession is a running program. Recv and the Send methods may be used at the same
-// time, each by one goroutine. Closing the session lets the program live on.
+// time, each by one goroutine; Signal and Resize also while SendStdin blocks. Closing the
+// session lets the program live on and ends a blocked Recv or SendStdin; it may be called
+// more than once.
 type ExecSession interface {
 	// Recv returns the next event, and io.EOF after the exit event.
 	Recv() (ExecEvent, error)

@@ -1207,6 +1207,7 @@ type ExecSandboxResponse struct {
 	//	*ExecSandboxResponse_Stderr
 	//	*ExecSandboxResponse_Tty
 	//	*ExecSandboxResponse_Exited
+	//	*ExecSandboxResponse_StdinTaken
 	Response      isExecSandboxResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1294,6 +1295,15 @@ func (x *ExecSandboxResponse) GetExited() *ExecExited {
 	return nil
 }
 
+func (x *ExecSandboxResponse) GetStdinTaken() uint64 {
+	if x != nil {
+		if x, ok := x.Response.(*ExecSandboxResponse_StdinTaken); ok {
+			return x.StdinTaken
+		}
+	}
+	return 0
+}
+
 type isExecSandboxResponse_Response interface {
 	isExecSandboxResponse_Response()
 }
@@ -1318,6 +1328,13 @@ type ExecSandboxResponse_Exited struct {
 	Exited *ExecExited `protobuf:"bytes,5,opt,name=exited,proto3,oneof"`
 }
 
+type ExecSandboxResponse_StdinTaken struct {
+	// How many bytes of standard input the program has taken so far. A client that
+	// keeps at most 256 KiB ahead of it can always send a signal or a resize, however
+	// slowly the program reads.
+	StdinTaken uint64 `protobuf:"varint,6,opt,name=stdin_taken,json=stdinTaken,proto3,oneof"`
+}
+
 func (*ExecSandboxResponse_Started) isExecSandboxResponse_Response() {}
 
 func (*ExecSandboxResponse_Stdout) isExecSandboxResponse_Response() {}
@@ -1327,6 +1344,8 @@ func (*ExecSandboxResponse_Stderr) isExecSandboxResponse_Response() {}
 func (*ExecSandboxResponse_Tty) isExecSandboxResponse_Response() {}
 
 func (*ExecSandboxResponse_Exited) isExecSandboxResponse_Response() {}
+
+func (*ExecSandboxResponse_StdinTaken) isExecSandboxResponse_Response() {}
 
 type ExecStarted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1653,13 +1672,15 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
-	"\x0eExecCloseStdin\"\xca\x01\n" +
+	"\x0eExecCloseStdin\"\xed\x01\n" +
 	"\x13ExecSandboxResponse\x120\n" +
 	"\astarted\x18\x01 \x01(\v2\x14.cube.v1.ExecStartedH\x00R\astarted\x12\x18\n" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x12\n" +
 	"\x03tty\x18\x04 \x01(\fH\x00R\x03tty\x12-\n" +
-	"\x06exited\x18\x05 \x01(\v2\x13.cube.v1.ExecExitedH\x00R\x06exitedB\n" +
+	"\x06exited\x18\x05 \x01(\v2\x13.cube.v1.ExecExitedH\x00R\x06exited\x12!\n" +
+	"\vstdin_taken\x18\x06 \x01(\x04H\x00R\n" +
+	"stdinTakenB\n" +
 	"\n" +
 	"\bresponse\"\x1f\n" +
 	"\vExecStarted\x12\x10\n" +
@@ -1812,6 +1833,7 @@ func file_cube_v1_sandbox_proto_init() {
 		(*ExecSandboxResponse_Stderr)(nil),
 		(*ExecSandboxResponse_Tty)(nil),
 		(*ExecSandboxResponse_Exited)(nil),
+		(*ExecSandboxResponse_StdinTaken)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

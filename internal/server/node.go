@@ -1,0 +1,25 @@
+package server
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	cube "github.com/cubesandbox/cubelet"
+	cubev1 "github.com/cubesandbox/cubelet/api/cube/v1"
+)
+
+// nodeService implements cubev1connect.NodeServiceHandler.
+type nodeService struct{ node cube.Node }
+
+func (s *nodeService) GetNodeStatus(ctx context.Context, _ *connect.Request[cubev1.GetNodeStatusRequest]) (*connect.Response[cubev1.GetNodeStatusResponse], error) {
+	st, err := s.node.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&cubev1.GetNodeStatusResponse{Status: fromNodeStatus(st)}), nil
+}
+
+func (s *nodeService) GetVersion(context.Context, *connect.Request[cubev1.GetVersionRequest]) (*connect.Response[cubev1.GetVersionResponse], error) {
+	return connect.NewResponse(&cubev1.GetVersionResponse{Version: fromVersion(s.node.Version())}), nil
+}

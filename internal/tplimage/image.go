@@ -16,3 +16,19 @@ type Image struct {
 	Config     cube.ImageConfig
 	Env        map[string]string
 }
+
+// Source names an OCI image. Exactly one of Image and ArchivePath is set.
+type Source struct {
+	Image       string // registry reference
+	PlainHTTP   bool   // allow a registry without TLS; localhost needs no permission
+	ArchivePath string // OCI layout or `docker save` tar
+}
+
+// Root tells what a root disk was made of.
+type Root struct {
+	Ref      string // the reference or archive, as it was given
+	Digest   string // of the image's manifest
+	Platform string // for example linux/amd64
+	Config   cube.ImageConfig
+	Bytes    int64 // of the EROFS image
+}

@@ -131,6 +131,12 @@ func splitXattr(name string) (index byte, suffix string, ok bool) {
 	return 0, "", false
 }
 
+// KnownXattr reports whether the format has the name space of an extended attribute.
+func KnownXattr(name string) bool {
+	_, _, ok := splitXattr(name)
+	return ok
+}
+
 // CheckXattr tells why the format cannot hold an extended attribute.
 func CheckXattr(name, value string) error {
 	_, suffix, ok := splitXattr(name)

@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -87,27 +86,21 @@ func startLauncher(t *testing.T) (string, *exec.Cmd) {
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	socket := filepath.Join(dir, "launch.sock")
-	waitListening(t, cmd.Process.Pid)
+	waitListening(t, socket)
 	return socket, cmd
 }
 
-// waitListening polls until the process sleeps in accept.
-func waitListening(t *testing.T, pid int) {
+// waitListening polls for the socket, which appears when it listens.
+func waitListening(t *testing.T, socket string) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	for time.Now().Before(deadline) {
-		data, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/net/unix")
-		if bytes.Contains(data, []byte("launch.sock")) && hasListener(pid) {
+		if _, err := os.Lstat(socket); err == nil {
 			return
 		}
 		syscall.Nanosleep(&syscall.Timespec{Nsec: 1e6}, nil)
 	}
 	t.Fatal("the launcher does not listen")
-}
-
-func hasListener(pid int) bool {
-	_, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, MaxFiles))
-	return err == nil
 }
 
 func self(t *testing.T) string {

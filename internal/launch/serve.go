@@ -39,19 +39,24 @@ func Serve(socketPath string) error {
 	}
 }
 
-// listen keeps the listener above the descriptors that a launch may replace.
+// listen keeps the listener above the descriptors that a launch may replace. The
+// socket gets its name only when it listens, so whoever sees it can connect.
 func listen(path string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path + ".new"}); err != nil {
 		return -1, err
 	}
 	if err := unix.Listen(fd, 8); err != nil {
 		return -1, err
 	}
-	return raise(fd)
+	up, err := raise(fd)
+	if err != nil {
+		return -1, err
+	}
+	return up, os.Rename(path+".new", path)
 }
 
 func accept(listener int) (int, error) {

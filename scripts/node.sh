@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Start and stop the node of CUBELET_ROOT. Source it after lib.sh, in the repository.
+# Start and stop the node of CUBELET_ROOT. Source it after lib.sh, with repo set.
+# shellcheck disable=SC2154 # repo and the colours are the sourcing script's
 
 CUBELET_ROOT=$(realpath -m "${CUBELET_ROOT:-/var/lib/cubelet}")
 export CUBELET_ADDRESS="${CUBELET_ADDRESS:-unix://$CUBELET_ROOT/run/cubelet.sock}"

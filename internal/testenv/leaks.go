@@ -3,9 +3,7 @@ package testenv
 import (
 	"bytes"
 	"fmt"
-	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,11 +20,11 @@ const leakGrace = 5 * time.Second
 // Leaks checks at the end of the test that nothing of it stays on the machine:
 //   - processes that descend from the test, or that name one of its roots (TempRoot) in
 //     their arguments, environment, working directory, root or open files;
-//   - mounts (network namespaces among them) and loop devices of its roots;
-//   - cgroups and network links whose name, or alias, holds the name of a root.
+//   - mounts (network namespaces among them) and loop devices of its roots.
 //
-// Other tests run on the machine at the same time, so what cannot be told to be of this
-// test is not counted. Call it first: it then runs after every other cleanup.
+// TempRoot looks for the rest. Other tests run on the machine at the same time, so what
+// cannot be told to be of this test is not counted. Call it first: it then runs after
+// every other cleanup.
 func Leaks(t testing.TB) {
 	t.Helper()
 	before := processes(rootPrefix(t))
@@ -53,9 +51,7 @@ func leaked(prefix string, before map[string]string) []string {
 			left = append(left, "process "+now[id])
 		}
 	}
-	name := filepath.Base(prefix)
-	left = append(left, cgroupsOf(name)...)
-	return append(left, linksOf(name)...)
+	return left
 }
 
 // processes returns what belongs to this test, described, by PID and start time.
@@ -194,35 +190,4 @@ func loopsBelow(prefix string) map[string]string {
 		}
 	}
 	return loops
-}
-
-// cgroupsOf returns the cgroups with name in their own name.
-func cgroupsOf(name string) []string {
-	var found []string
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(d.Name(), name) {
-			found = append(found, "cgroup "+path)
-		}
-		return nil // a cgroup may go away during the walk
-	})
-	return found
-}
-
-// linksOf returns the links of this network namespace with name in their name or alias.
-func linksOf(name string) []string {
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil
-	}
-	var found []string
-	for _, l := range links {
-		alias, err := os.ReadFile(filepath.Join("/sys/class/net", l.Name, "ifalias"))
-		if err != nil {
-			alias = nil // gone meanwhile
-		}
-		if strings.Contains(l.Name, name) || strings.Contains(string(alias), name) {
-			found = append(found, "link "+l.Name)
-		}
-	}
-	return found
 }

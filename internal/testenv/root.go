@@ -13,15 +13,17 @@ import (
 )
 
 // TempRoot makes an empty directory with a path of at most 20 bytes (a unix socket
-// below it must stay under 108) and removes it when the test ends. A mount or loop
-// device that is left below it then fails the test, and is taken away so that the next
-// test starts clean. Directories of one test share a prefix by which Leaks knows what
-// belongs to it; the directory's base name may serve as a name for cgroups and the
-// like, which makes Leaks look for those too.
+// below it must stay under 108) and removes it when the test ends. The test then fails
+// when a mount or loop device is left below it (they are taken away, so that the next
+// test starts clean), or a cgroup, link or nftables table that bears its base name or
+// Tag. Directories of one test share a prefix by which Leaks knows what belongs to it.
 func TempRoot(t testing.TB) string {
 	t.Helper()
 	dir := makeRoot(t)
 	t.Cleanup(func() {
+		if left := named(dir); len(left) > 0 {
+			t.Errorf("left of %s:\n\t%s", dir, strings.Join(left, "\n\t"))
+		}
 		if left := looseEnds(dir); len(left) > 0 {
 			t.Errorf("left below %s:\n\t%s", dir, strings.Join(left, "\n\t"))
 			detach(t, dir)

@@ -121,7 +121,8 @@ func (j *Journal) load() error {
 	return durable.SyncDir(filepath.Dir(j.path))
 }
 
-// upgrade checks the schema version and migrates older records.
+// upgrade checks the schema version and migrates older records. A version that is
+// damaged counts as this build's, since the records carry their own checksums.
 func (j *Journal) upgrade(db *bolt.DB) error {
 	var stored []byte
 	err := db.View(func(tx *bolt.Tx) error {
@@ -130,34 +131,51 @@ func (j *Journal) upgrade(db *bolt.DB) error {
 		}
 		return nil
 	})
-	want := strconv.Itoa(j.schema.version)
-	if err != nil || string(stored) == want {
+	if err != nil {
 		return err
 	}
-	from := j.schema.version
+	from, bad := j.schema.version, (*damaged)(nil)
 	if stored != nil {
-		if from, err = strconv.Atoi(string(stored)); err != nil {
-			return fmt.Errorf("schema version %q: %w", stored, err)
+		if from, err = unsealVersion(stored); err != nil {
+			from, bad = j.schema.version, newDamaged(metaBucket, schemaKey, stored, err)
 		}
 	}
-	if from > j.schema.version {
+	switch {
+	case from > j.schema.version:
 		return cube.Errorf(cube.CodeFailedPrecondition,
 			"its schema is version %d and this build knows only up to %d", from, j.schema.version).
 			WithHint("Start the newer Cubelet that wrote it, or move the file away to start without its sandboxes.")
+	case from == j.schema.version && stored != nil && bad == nil:
+		return nil
 	}
-	return db.Update(func(tx *bolt.Tx) error {
-		meta, err := tx.CreateBucketIfNotExists([]byte(metaBucket))
-		if err != nil {
+	return db.Update(func(tx *bolt.Tx) error { return j.writeSchema(tx, from, bad) })
+}
+
+func unsealVersion(stored []byte) (int, error) {
+	text, err := unseal(metaBucket, schemaKey, stored)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(text))
+}
+
+// writeSchema migrates from the version and sets this build's. bad is the stored version
+// when it was damaged.
+func (j *Journal) writeSchema(tx *bolt.Tx, from int, bad *damaged) error {
+	if bad != nil {
+		j.log.Error("journal: the schema version is damaged", "reason", bad.reason)
+		if err := moveDamaged(tx, *bad, time.Now().UTC()); err != nil {
 			return err
 		}
-		if from < j.schema.version {
-			if err := j.schema.migrate(tx, from); err != nil {
-				return fmt.Errorf("migrate from schema %d: %w", from, err)
-			}
-			j.log.Info("journal migrated", "from", from, "to", j.schema.version)
+	}
+	if from < j.schema.version {
+		if err := j.schema.migrate(tx, from); err != nil {
+			return fmt.Errorf("migrate from schema %d: %w", from, err)
 		}
-		return meta.Put([]byte(schemaKey), []byte(want))
-	})
+		j.log.Info("journal migrated", "from", from, "to", j.schema.version)
+	}
+	version := seal(metaBucket, schemaKey, []byte(strconv.Itoa(j.schema.version)))
+	return applyOps(tx, []Op{{bucket: metaBucket, key: schemaKey, value: version}})
 }
 
 // Close waits for the commits under way and closes the file. Later calls of any method

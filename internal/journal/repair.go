@@ -115,8 +115,8 @@ func (j *Journal) replaceBroken(damage error) (*bolt.DB, error) {
 		if err := applyOps(tx, records); err != nil {
 			return err
 		}
-		if version != "" {
-			meta := Op{bucket: metaBucket, key: schemaKey, value: []byte(version)}
+		if version != nil {
+			meta := Op{bucket: metaBucket, key: schemaKey, value: version}
 			if err := applyOps(tx, []Op{meta}); err != nil {
 				return err
 			}
@@ -130,13 +130,13 @@ func (j *Journal) replaceBroken(damage error) (*bolt.DB, error) {
 }
 
 // salvage reads what it can of a damaged file: the records with a right checksum, and
-// the schema version, empty when it is lost.
-func salvage(b []byte) (records []Op, version string) {
+// the sealed schema version, nil when it is lost. Both are parts of b.
+func salvage(b []byte) (records []Op, version []byte) {
 	_ = scanFile(b, func(bucket string, key, value []byte) { // its errors are why we are here
 		switch bucket {
 		case metaBucket:
-			if string(key) == schemaKey {
-				version = string(value)
+			if _, err := unsealVersion(value); err == nil && string(key) == schemaKey {
+				version = value
 			}
 		case quarantineBucket:
 		default:

@@ -182,7 +182,7 @@ func TestAnyFlippedByteNeverStopsTheDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := 8 * os.Getpagesize() // the rest of the file was never written
-	for at := 0; at < min(used, len(good)); at += 97 {
+	for at := 0; at < min(used, len(good)); at += 61 {
 		path := filepath.Join(t.TempDir(), "j")
 		b := bytes.Clone(good)
 		b[at] ^= 0x5a
@@ -267,7 +267,7 @@ func FuzzScan(f *testing.F) {
 		}
 		j, err := Open(path, Config{})
 		if err != nil {
-			t.Skip(err) // a schema version that reads as a newer one
+			t.Fatal(err)
 		}
 		if err := NewTable[record](j, "a").Put("new", record{}); err != nil {
 			t.Error(err)

@@ -1,0 +1,262 @@
+// Package guest is the host's side of the guest agent: it tells a guest who it is and
+// runs programs in it.
+//
+// What a guest answers is written by whoever runs in it. Every message, header and text
+// is bounded, nothing is buffered without a limit, and every wait ends with its context.
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/api/envd/process/processconnect"
+	"github.com/cubesandbox/cubelet/internal/guestapi"
+)
+
+// Bounds of what a guest may send, in bytes.
+const (
+	maxMessage = 1 << 20  // one event of a program
+	maxHeader  = 64 << 10 // the header of an answer
+	maxText    = 1 << 10  // an error message
+)
+
+// baseURL names no host that is ever looked up: the dialer decides where a call goes.
+const baseURL = "http://guest"
+
+// tokenHeader carries the access token.
+const tokenHeader = "X-Access-Token"
+
+// Client talks to guest agents. It keeps no connection between calls and is safe for
+// concurrent use.
+type Client struct {
+	log *slog.Logger
+}
+
+// New returns a client.
+func New(log *slog.Logger) *Client { return &Client{log: log} }
+
+// Transport sends requests to the agent that dial reaches, for proxies. The headers of
+// its answers are bounded; their bodies are the caller's to bound.
+func (c *Client) Transport(dial guestapi.Dialer) http.RoundTripper {
+	t := newTransport(dial)
+	t.DisableKeepAlives = true
+	return t
+}
+
+func newTransport(dial guestapi.Dialer) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dial(ctx, cube.AgentPort)
+		},
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeader,
+		MaxIdleConnsPerHost:    1,
+	}
+}
+
+// Init identifies the sandbox to its agent, which may still be waking up: it is tried
+// until ctx ends. Codes: PermissionDenied (the agent has another token), Internal (the
+// guest refuses), DeadlineExceeded, Canceled.
+func (c *Client) Init(ctx context.Context, dial guestapi.Dialer, in guestapi.Init) error {
+	body, err := encodeInit(in)
+	if err != nil {
+		return err
+	}
+	return c.retry(ctx, "init guest", func(ctx context.Context) error {
+		return call(ctx, dial, request{method: http.MethodPost, path: "/init", token: in.AccessToken, body: body})
+	})
+}
+
+// Health reports whether the agent answers. It is tried once.
+func (c *Client) Health(ctx context.Context, dial guestapi.Dialer) error {
+	return call(ctx, dial, request{method: http.MethodGet, path: "/health"})
+}
+
+// Shutdown makes the guest end its programs, clean its disks and power itself off. It
+// returns when the guest has agreed; the end of the VMM tells that it is done.
+func (c *Client) Shutdown(ctx context.Context, dial guestapi.Dialer, token string) error {
+	return call(ctx, dial, request{method: http.MethodPost, path: "/shutdown", token: token})
+}
+
+// Times between attempts to reach a guest that does not answer yet.
+const (
+	firstRetry = 2 * time.Millisecond
+	lastRetry  = 100 * time.Millisecond
+)
+
+// retry repeats attempt while the guest cannot be reached. The last reason is part of
+// the error when ctx ends.
+func (c *Client) retry(ctx context.Context, op string, attempt func(context.Context) error) error {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		err := attempt(ctx)
+		if err == nil {
+			return nil
+		}
+		if cube.CodeOf(err) != cube.CodeUnavailable {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		c.log.Debug("guest not reached yet", "op", op, "err", err)
+		select {
+		case <-ctx.Done():
+			return &cube.Error{Code: cube.CodeOf(ctx.Err()), Op: op, Err: fmt.Errorf("%w; last: %w", ctx.Err(), err)}
+		case <-time.After(wait):
+		}
+	}
+}
+
+// initBody is the body of /init.
+type initBody struct {
+	EnvVars        map[string]string `json:"envVars,omitempty"`
+	AccessToken    string            `json:"accessToken,omitempty"`
+	Timestamp      time.Time         `json:"timestamp"`
+	DefaultUser    string            `json:"defaultUser,omitempty"`
+	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
+	Cube           cubeBody          `json:"cube"`
+}
+
+type cubeBody struct {
+	SandboxID   string   `json:"sandboxID,omitempty"`
+	TemplateID  string   `json:"templateID,omitempty"`
+	Hostname    string   `json:"hostname,omitempty"`
+	MachineID   string   `json:"machineID,omitempty"`
+	Entropy     []byte   `json:"entropy,omitempty"`
+	Address     string   `json:"address,omitempty"`
+	Gateway     string   `json:"gateway,omitempty"`
+	Nameservers []string `json:"nameservers,omitempty"`
+	Entrypoint  []string `json:"entrypoint,omitempty"`
+	Cmd         []string `json:"cmd,omitempty"`
+}
+
+func encodeInit(in guestapi.Init) ([]byte, error) {
+	at := in.Time
+	if at.IsZero() {
+		at = time.Now()
+	}
+	return json.Marshal(initBody{
+		EnvVars: in.Env, AccessToken: in.AccessToken, Timestamp: at, DefaultUser: in.User, DefaultWorkdir: in.Workdir,
+		Cube: cubeBody{
+			SandboxID: in.SandboxID, TemplateID: in.TemplateID, Hostname: in.Hostname, MachineID: in.MachineID,
+			Entropy: in.Entropy, Address: in.Address, Gateway: in.Gateway, Nameservers: in.Nameservers,
+			Entrypoint: in.Entrypoint, Cmd: in.Cmd,
+		},
+	})
+}
+
+// request is one plain HTTP call whose answer has no content.
+type request struct {
+	method, path, token string
+	body                []byte
+}
+
+// call sends r over a connection of its own.
+func call(ctx context.Context, dial guestapi.Dialer, r request) error {
+	t := newTransport(dial)
+	t.DisableKeepAlives = true
+	return do(ctx, t, r)
+}
+
+func do(ctx context.Context, t http.RoundTripper, r request) error {
+	req, err := http.NewRequestWithContext(ctx, r.method, baseURL+r.path, bytes.NewReader(r.body))
+	if err != nil {
+		return err
+	}
+	if r.token != "" {
+		req.Header.Set(tokenHeader, r.token)
+	}
+	res, err := t.RoundTrip(req)
+	if err != nil {
+		return unreachable(ctx, err)
+	}
+	defer res.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 4*maxText))
+	if res.StatusCode/100 == 2 {
+		return nil
+	}
+	return &cube.Error{Code: codeOfStatus(res.StatusCode), Err: errors.New(messageOf(res.StatusCode, text))}
+}
+
+// unreachable classifies an error of a call that got no answer.
+func unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return &cube.Error{Code: cube.CodeOf(ctx.Err()), Err: errors.Join(ctx.Err(), err)}
+	}
+	return &cube.Error{Code: cube.CodeUnavailable, Err: err}
+}
+
+func codeOfStatus(status int) cube.Code {
+	switch status {
+	case http.StatusBadRequest, http.StatusMethodNotAllowed, http.StatusRequestEntityTooLarge:
+		return cube.CodeInvalid
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return cube.CodePermissionDenied
+	case http.StatusNotFound:
+		return cube.CodeNotFound
+	case http.StatusNotImplemented:
+		return cube.CodeUnimplemented
+	case http.StatusInsufficientStorage:
+		return cube.CodeNoSpace
+	}
+	return cube.CodeInternal
+}
+
+// messageOf returns the text of an error answer.
+func messageOf(status int, body []byte) string {
+	var e struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &e) != nil || e.Message == "" {
+		return fmt.Sprintf("the guest agent answered %d", status)
+	}
+	return clean(e.Message)
+}
+
+// clean makes a guest's text fit for a log and a terminal.
+func clean(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText] + "…"
+	}
+	out := []rune(s)
+	for i, r := range out {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			out[i] = '?'
+		}
+	}
+	return string(out)
+}
+
+// newProcessClient returns a client for programs and the transport it uses, whose idle
+// connections the caller closes.
+func newProcessClient(dial guestapi.Dialer, headers http.Header) (processconnect.ProcessClient, *http.Transport) {
+	t := newTransport(dial)
+	hc := &http.Client{Transport: withHeaders{t, headers}}
+	pc := processconnect.NewProcessClient(hc, baseURL,
+		connect.WithReadMaxBytes(maxMessage),
+		connect.WithAcceptCompression("gzip", nil, nil))
+	return pc, t
+}
+
+// withHeaders adds headers to every request.
+type withHeaders struct {
+	next    http.RoundTripper
+	headers http.Header
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t withHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	for k, v := range t.headers {
+		r.Header[k] = v
+	}
+	return t.next.RoundTrip(r)
+}

@@ -119,6 +119,9 @@ func (a *Agent) setUp() error {
 	}
 	for owner, r := range found {
 		a.owners[owner] = settled(r)
+		if r.Slot != "" {
+			a.names[r.Slot] = false // even if nothing is left of it
+		}
 	}
 	old, err := existing(a.cfg)
 	if err != nil {
@@ -265,12 +268,19 @@ func (a *Agent) makeSlot(ctx context.Context) (*slot, error) {
 	if err != nil {
 		return nil, err
 	}
+	name := a.cfg.slotName(index)
 	s, err := a.shop.make(a.prefix, index)
-	if err != nil {
-		a.forget(a.cfg.slotName(index))
-		return nil, err
+	if err == nil {
+		return s, nil
 	}
-	return s, nil
+	if _, gone := os.Lstat(a.cfg.slotPath(name)); gone != nil {
+		a.forget(name)
+	} else {
+		a.mu.Lock()
+		a.names[name] = false // left for Adopt
+		a.mu.Unlock()
+	}
+	return nil, err
 }
 
 // takeIndex goes round the prefix, so that an address rests as long as it can before

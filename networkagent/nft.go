@@ -76,9 +76,10 @@ func differs(rs ruleset) (string, error) {
 	return "", nil
 }
 
+// sameRule goes by the comment: whoever replaces a rule replaces its comment too.
 func sameRule(got *nftables.Rule, want rule) bool {
 	comment, ok := userdata.GetString(got.UserData, userdata.TypeComment)
-	return ok && comment == want.comment && len(got.Exprs) == len(want.exprs)
+	return ok && comment == want.comment
 }
 
 // removeTable deletes a table of the calling thread's network namespace, if there.

@@ -349,3 +349,16 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// readable reports whether a frame waits in the tap.
+func readable(tap *os.File) error {
+	fds := []unix.PollFd{{Fd: int32(tap.Fd()), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("no frame")
+	}
+	if err == nil {
+		err = unix.SetNonblock(int(tap.Fd()), true)
+	}
+	return err
+}

@@ -123,7 +123,7 @@ func (f *flattener) entry(hdr *tar.Header, content io.Reader, layer int) error {
 	}
 	base := parts[len(parts)-1]
 	if strings.HasPrefix(base, whiteoutPrefix) {
-		return f.whiteout(parts, layer)
+		return f.whiteout(hdr, parts, layer)
 	}
 	parent, err := f.tree.dir(parts[:len(parts)-1], walk{layer: layer, create: true, mtime: hdr.ModTime})
 	if err != nil {
@@ -150,12 +150,12 @@ func (f *flattener) rootEntry(hdr *tar.Header) error {
 	return nil
 }
 
-func (f *flattener) whiteout(parts []string, layer int) error {
+func (f *flattener) whiteout(hdr *tar.Header, parts []string, layer int) error {
 	base := parts[len(parts)-1]
 	if base != whiteoutOpaque && strings.HasPrefix(base, whiteoutSpecial) {
 		return nil
 	}
-	parent, err := f.tree.dir(parts[:len(parts)-1], walk{layer: layer})
+	parent, err := f.tree.dir(parts[:len(parts)-1], walk{layer: layer, create: true, mtime: hdr.ModTime})
 	if err != nil {
 		return fmt.Errorf("whiteout %q: %w", strings.Join(parts, "/"), err)
 	}
@@ -163,8 +163,6 @@ func (f *flattener) whiteout(parts []string, layer int) error {
 	switch {
 	case name == "" || name == "." || name == "..":
 		return invalid("whiteout %q names nothing", strings.Join(parts, "/"))
-	case parent == nil:
-		return nil
 	case base == whiteoutOpaque:
 		return f.tree.hideChildren(parent, layer)
 	}

@@ -11,7 +11,7 @@ import (
 	cube "github.com/cubesandbox/cubelet"
 )
 
-const lockWait = 5 * time.Second
+const lockWait = 2 * time.Second
 
 // flockWithin locks the file, waiting a little for a process that goes away.
 func flockWithin(f *os.File, wait time.Duration, cancelled <-chan struct{}) error {

@@ -27,7 +27,7 @@ need_root() { [[ $EUID -eq 0 ]] || die "$1: run it as root"; }
 apt_get() {
 	local try
 	for try in 1 2 3; do
-		if DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o APT::Sandbox::User=root "$@"; then
+		if DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o APT::Sandbox::User=root "$@"; then
 			return 0
 		fi
 		[[ $try -eq 3 ]] || { note "apt-get $1 did not work (attempt $try of 3); trying again in $((try * 5)) s" >&2 && sleep $((try * 5)); }

@@ -189,7 +189,7 @@ func TestFullPoolIsNoSpaceAndHealsWhenFreed(t *testing.T) {
 		src := filepath.Join(p.ScratchDir(), "src")
 		writeFile(t, src, bytes.Repeat([]byte("x"), 1<<20))
 		ballast := filepath.Join(p.ScratchDir(), "ballast")
-		if err := fill(ballast); cube.CodeOf(err) != cube.CodeNoSpace {
+		if err := fill(p, ballast); cube.CodeOf(err) != cube.CodeNoSpace {
 			t.Fatalf("filling the pool: %v, want NoSpace", err)
 		}
 		// Small clones may still fit; what matters is how it ends.

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -16,7 +20,31 @@ import (
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+const insideEnv = "CUBE_STORAGE_TEST_INSIDE"
+
+// TestMain runs the tests in a mount namespace of their own, as the daemon runs. In the
+// host's, every container that starts meanwhile takes a copy of our mounts and with it
+// keeps a pool alive that was unmounted.
+func TestMain(m *testing.M) {
+	if os.Getenv(insideEnv) != "" || os.Geteuid() != 0 {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	runtime.LockOSThread() // the death signal below is tied to the thread
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.ExitCode())
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
 
 // testConfig is a pool in an image of the least size below a new root.
 func testConfig(t *testing.T) Config {
@@ -87,13 +115,23 @@ func readFile(t *testing.T, path string) []byte {
 	return b
 }
 
-// fill writes to path until the pool is full.
-func fill(path string) error {
+// fill takes all space of the pool with a file and returns the error that ends it.
+func fill(p *Pool, path string) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, bytes.NewReader(make([]byte, 1<<30)))
+	total, used, err := p.Usage()
+	if err == nil {
+		// Most of it is only reserved, which is quick; the rest is written.
+		err = unix.Fallocate(int(f.Fd()), 0, 0, max(total-used-(16<<20), 1))
+	}
+	if err == nil {
+		_, err = f.Seek(0, io.SeekEnd)
+	}
+	if err == nil {
+		_, err = io.Copy(f, bytes.NewReader(make([]byte, 256<<20)))
+	}
 	if err == nil {
 		err = f.Sync()
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -67,7 +66,7 @@ func TestTwoHundredSandboxesLeaveNothing(t *testing.T) {
 		}
 		return nil
 	}
-	testenv.Eventually(t, 5*time.Second, full)
+	testenv.Eventually(t, patience, full)
 	before := tally(t, a)
 	for i := range 200 {
 		spec := cube.NetworkSpec{}
@@ -133,7 +132,7 @@ func TestClaimTakesAPreparedSlotFirst(t *testing.T) {
 	cfg := testConfig(t, "t")
 	cfg.Target = 2
 	a := start(t, cfg)
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, patience, func() error {
 		if n := a.Waiting(); n != 2 {
 			return fmt.Errorf("%d slots wait", n)
 		}
@@ -147,7 +146,7 @@ func TestClaimTakesAPreparedSlotFirst(t *testing.T) {
 		t.Errorf("claimed %s, the oldest waiting is %s", got, want)
 	}
 	must(t, a.Release(context.Background(), "one"))
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, patience, func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if len(a.waiting) != 2 {
@@ -247,9 +246,7 @@ func TestReleaseIsolatesAVMMThatHoldsItsTap(t *testing.T) {
 	_, err := g.get(siteAddr)
 	must(t, err)
 	must(t, a.Release(context.Background(), "one"))
-	if _, err := g.get(siteAddr); err == nil {
-		t.Error("a released guest reaches the internet")
-	}
+	g.cannotReach(t, siteAddr+":80")
 }
 
 // abandon ends an agent as kill -9 would: nothing is cleaned up, and its taps close.
@@ -281,7 +278,7 @@ func TestSandboxesOutliveTheDaemon(t *testing.T) {
 	old, err := g.dial(siteAddr + ":80")
 	must(t, err)
 	defer old.Close()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, patience, func() error {
 		if n := first.Waiting(); n != 2 {
 			return fmt.Errorf("%d slots wait", n)
 		}
@@ -305,7 +302,7 @@ func TestSandboxesOutliveTheDaemon(t *testing.T) {
 	}
 	_, err = fmt.Fprint(old, "GET / HTTP/1.0\r\n\r\n")
 	must(t, err)
-	must(t, old.SetReadDeadline(time.Now().Add(5*time.Second)))
+	must(t, old.SetReadDeadline(time.Now().Add(patience)))
 	_, err = old.Read(make([]byte, 1))
 	must(t, err)
 	_, err = g.get(siteAddr)
@@ -315,9 +312,7 @@ func TestSandboxesOutliveTheDaemon(t *testing.T) {
 	must(t, echoes(c))
 	must(t, c.Close())
 	must(t, second.Release(context.Background(), "kept"))
-	if _, err := g.get(siteAddr); err == nil {
-		t.Error("a released guest reaches the internet")
-	}
+	g.cannotReach(t, siteAddr+":80")
 }
 
 func TestClosedAgentLeavesClaimedSlotsWorking(t *testing.T) {
@@ -496,7 +491,7 @@ func TestRefillGoesOnAfterAFailure(t *testing.T) {
 	must(t, os.WriteFile(cfg.slotPath(cfg.slotName(a.next)), nil, 0o600))
 	blocker := cfg.slotPath(cfg.slotName(a.next))
 	a.Start(context.Background())
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, patience, func() error {
 		if n := a.Waiting(); n != 1 {
 			return fmt.Errorf("%d slots wait", n)
 		}
@@ -539,5 +534,3 @@ func TestMainThreadNeverLeavesTheHost(t *testing.T) {
 		}
 	}
 }
-
-var _ net.Conn = (*conn)(nil)

@@ -142,7 +142,9 @@ func nodePrefixes() (map[string]netip.Prefix, error) {
 }
 
 func addressSetOf(t *nftables.Table, name string) *nftables.Set {
-	return &nftables.Set{Table: t, Name: name, KeyType: nftables.TypeIPAddr, Interval: true}
+	// The ID only tells apart the sets of one transaction. The library would take it from
+	// a counter that is not safe for concurrent use.
+	return &nftables.Set{ID: 1, Table: t, Name: name, KeyType: nftables.TypeIPAddr, Interval: true}
 }
 
 // elements lists prefixes as an interval set has them: first address, and end + 1.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -18,6 +19,9 @@ const (
 	tapName    = "tap0"    // in every sandbox's namespace, the guest's side
 	uplinkName = "uplink0" // in every sandbox's namespace, the host's side
 	nsfsMagic  = 0x6e736673
+
+	carrierTimeout = 5 * time.Second
+	carrierPoll    = time.Millisecond
 )
 
 // guestMAC is the network card of every guest.
@@ -85,9 +89,13 @@ func (w workshop) build(name string, prefix netip.Prefix, index int) (*os.File, 
 	if err == nil {
 		defer within.Close()
 		hostEnd, insideEnd := pair(prefix, index)
-		err = errors.Join(
-			connectHost(name, path, hostEnd),
-			configureInside(within, hostEnd.Addr(), insideEnd))
+		err = connectHost(name, path, hostEnd)
+		if err == nil {
+			err = configureInside(within, hostEnd.Addr(), insideEnd)
+		}
+		if err == nil {
+			err = awaitCarrier(name)
+		}
 	}
 	if err != nil && tap != nil {
 		tap.Close()
@@ -183,6 +191,28 @@ func bringUp(nl *netlink.Handle, name string, addr netip.Prefix) error {
 		return fmt.Errorf("switch on %s: %w", name, err)
 	}
 	return nil
+}
+
+// awaitCarrier returns when the host's end of a link passes packets. The kernel notices
+// in the background that the other end was switched on, and drops packets until then.
+func awaitCarrier(name string) error {
+	nl, err := newRoutes()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	for end := time.Now().Add(carrierTimeout); ; time.Sleep(carrierPoll) {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("link %s is still %s after %v", name, link.Attrs().OperState, carrierTimeout)
+		}
+	}
 }
 
 // configureInside gives the links in a namespace their addresses and its route out.

@@ -27,8 +27,8 @@ const (
 	hostAddr     = "198.51.100.2"
 	hostLANAddr  = "192.168.77.1"
 	routerAddr   = "198.51.100.1"
-	// patience is long enough for an answer in here and short enough to wait for none.
-	patience = 400 * time.Millisecond
+	patience     = 10 * time.Second       // for what must happen
+	silence      = 400 * time.Millisecond // for what must not
 )
 
 // namespace is a network namespace of the test.
@@ -66,12 +66,29 @@ func (ns namespace) do(fn func() error) error {
 }
 
 // dial opens a TCP connection from inside the namespace.
-func (ns namespace) dial(addr string) (conn net.Conn, err error) {
+func (ns namespace) dial(addr string) (net.Conn, error) { return ns.dialFor(addr, patience) }
+
+func (ns namespace) dialFor(addr string, timeout time.Duration) (conn net.Conn, err error) {
 	err = ns.do(func() error {
-		conn, err = (&net.Dialer{Timeout: patience}).Dial("tcp4", addr)
+		conn, err = (&net.Dialer{Timeout: timeout}).Dial("tcp4", addr)
 		return err
 	})
 	return conn, err
+}
+
+// cannotReach fails the test when any of the addresses answers, all tried at once.
+func (ns namespace) cannotReach(t testing.TB, addrs ...string) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, addr := range addrs {
+		wg.Go(func() {
+			if c, err := ns.dialFor(addr, silence); err == nil {
+				c.Close()
+				t.Errorf("%s was reached", addr)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // listen serves TCP in the namespace with handle until the test ends.
@@ -145,6 +162,7 @@ func newWorld(t testing.TB) *world {
 		}
 		return bringUp(nl, "eth0", netip.MustParsePrefix(routerAddr+"/24"))
 	}))
+	must(t, awaitCarrier("eth0"))
 	w.serveSite(t)
 	l, err := net.Listen("tcp4", ":8080")
 	must(t, err)
@@ -252,7 +270,7 @@ func (g *guest) get(addr string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := fmt.Fprintf(c, "GET / HTTP/1.0\r\nHost: %s\r\n\r\n", addr); err != nil {
 		return "", err
 	}
@@ -275,7 +293,7 @@ func cutHeader(b []byte) (head, body string, ok bool) {
 
 // echoes proves that a connection to an echo server works.
 func echoes(c net.Conn) error {
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte("ping")); err != nil {

@@ -64,13 +64,11 @@ type Agent struct {
 // New reserves the address range and sets up the host's rules. Slots of an earlier
 // daemon stay as they are until Adopt. Codes: Invalid, FailedPrecondition.
 func New(cfg Config) (*Agent, error) {
-	if err := cfg.validate(); err != nil {
+	cfg, err := cfg.complete()
+	if err != nil {
 		return nil, err
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if err := os.MkdirAll(cfg.ownersDir(), 0o700); err != nil {
+	if err := os.MkdirAll(cfg.records().dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of network slots: %w", err)
 	}
 	home, err := os.Open("/proc/thread-self/ns/net")
@@ -80,7 +78,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log,
 		shop:    workshop{cfg: cfg, home: home},
-		records: records(cfg.ownersDir()),
+		records: cfg.records(),
 		making:  make(chan struct{}, makers),
 		refill:  make(chan struct{}, 1),
 		owners:  map[string]*claim{},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -44,7 +43,8 @@ func (a *Agent) Check(ctx context.Context, owners []string) []string {
 
 // Inspect is Check for a node whose daemon does not run.
 func Inspect(cfg Config, owners []string) ([]string, error) {
-	if err := cfg.validate(); err != nil {
+	cfg, err := cfg.complete()
+	if err != nil {
 		return nil, err
 	}
 	if _, err := os.Stat(cfg.RunDir); os.IsNotExist(err) {
@@ -56,7 +56,7 @@ func Inspect(cfg Config, owners []string) ([]string, error) {
 // inspect compares records, namespaces and links with owners, leaving out slots that
 // are known to be in the making or waiting.
 func inspect(cfg Config, owners []string, known map[string]bool) ([]string, error) {
-	recorded, err := records(cfg.ownersDir()).list()
+	recorded, err := cfg.records().list()
 	if err != nil {
 		return nil, err
 	}
@@ -148,12 +148,10 @@ func Obstacles() ([]string, error) {
 		found = append(found, fmt.Sprintf("chain %s of nftables table %s drops forwarded packets by default: "+
 			"let packets from and to links named cl* pass there, or sandboxes reach nothing", c.Name, c.Table.Name))
 	}
-	for _, path := range []string{"/proc/net/ip_tables_names"} {
-		b, err := os.ReadFile(path)
-		if err == nil && slices.Contains(strings.Fields(string(b)), "filter") {
-			found = append(found, fmt.Sprintf("legacy iptables is in use (%s): see that its FORWARD chain lets packets "+
-				"from and to links named cl* pass", filepath.Base(path)))
-		}
+	b, err := os.ReadFile("/proc/net/ip_tables_names")
+	if err == nil && slices.Contains(strings.Fields(string(b)), "filter") {
+		found = append(found, "legacy iptables filters packets: let packets from and to links named cl* pass "+
+			"its FORWARD chain, or sandboxes may reach nothing")
 	}
 	return found, nil
 }

@@ -2,10 +2,12 @@ package networkagent
 
 import (
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
-	"regexp"
+	"strconv"
+	"strings"
 
 	cube "github.com/cubesandbox/cubelet"
 )
@@ -17,6 +19,7 @@ type Config struct {
 	RunDir string
 	// Node tells apart the nodes of one machine: one to six lower-case letters and
 	// digits, part of the name of every link and nftables table that the agent makes.
+	// Empty: derived from RunDir.
 	Node string
 	// HostPrefix is the IPv4 range for the links between namespaces and host, two
 	// addresses a sandbox, at least a /24 and at most a /12. Zero: the one used before,
@@ -30,11 +33,31 @@ type Config struct {
 	Log       *slog.Logger // nil: nothing is logged
 }
 
+const (
+	tagDigits = "abcdefghijklmnopqrstuvwxyz0123456789"
+	tagLength = 6
+)
+
+// complete returns the configuration with its defaults, if it is a valid one.
+func (c Config) complete() (Config, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.RunDir = filepath.Clean(c.RunDir)
+	if c.Node == "" {
+		h := fnv.New64a()
+		_, _ = h.Write([]byte(c.RunDir)) // cannot fail
+		s := strconv.FormatUint(h.Sum64(), len(tagDigits))
+		c.Node = fmt.Sprintf("%0*s", tagLength, s)[:tagLength]
+	}
+	return c, c.validate()
+}
+
 func (c Config) validate() error {
 	switch {
 	case !filepath.IsAbs(c.RunDir):
 		return cube.InvalidField("runDir", "%q is not an absolute path", c.RunDir)
-	case !regexp.MustCompile(`^[a-z0-9]{1,6}$`).MatchString(c.Node):
+	case c.Node == "", len(c.Node) > tagLength, strings.Trim(c.Node, tagDigits) != "":
 		return cube.InvalidField("node", "%q is not one to six lower-case letters and digits", c.Node)
 	case c.Target < 0:
 		return cube.InvalidField("target", "%d is negative", c.Target)
@@ -53,7 +76,9 @@ func (c Config) linkPrefix() string { return "cl" + c.Node + "-" }
 
 func (c Config) tableName() string { return tablePrefix + c.Node }
 
-func (c Config) ownersDir() string { return filepath.Join(c.RunDir, "owners") }
+func (c Config) records() records {
+	return records{dir: filepath.Join(c.RunDir, "owners"), links: c.linkPrefix()}
+}
 
 func (c Config) slotPath(name string) string { return filepath.Join(c.RunDir, name) }
 

@@ -159,7 +159,7 @@ func connect(ctx context.Context, fd int, to netip.AddrPort) (*net.TCPConn, erro
 	// Only now: the poller would report an unconnected socket as hung up.
 	f := os.NewFile(uintptr(fd), to.String())
 	defer f.Close()
-	if err == unix.EINPROGRESS {
+	if errors.Is(err, unix.EINPROGRESS) {
 		err = established(ctx, f)
 	}
 	if ctx.Err() != nil {
@@ -207,7 +207,7 @@ func connected(fd int) (bool, error) {
 		return true, unix.Errno(code)
 	}
 	_, err = unix.Getpeername(fd)
-	if err == unix.ENOTCONN {
+	if errors.Is(err, unix.ENOTCONN) {
 		return false, nil // woken for nothing
 	}
 	return true, err

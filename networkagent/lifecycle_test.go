@@ -383,13 +383,16 @@ func TestAdoptClearsWhatAKilledDaemonLeft(t *testing.T) {
 			return s.tap.Close()
 		},
 		"unfinished record": func(a *Agent) error {
-			return os.WriteFile(filepath.Join(a.cfg.ownersDir(), ".one"), []byte("{"), 0o600)
+			return os.WriteFile(filepath.Join(a.records.dir, ".one"), []byte("{"), 0o600)
 		},
 		"record without slot": func(a *Agent) error {
 			return a.records.put("one", record{Slot: a.cfg.slotName(7)})
 		},
+		"record that names the host's own link": func(a *Agent) error {
+			return a.records.put("one", record{Slot: "eth0"})
+		},
 		"empty record": func(a *Agent) error {
-			return os.WriteFile(filepath.Join(a.cfg.ownersDir(), "one"), nil, 0o600)
+			return os.WriteFile(filepath.Join(a.records.dir, "one"), nil, 0o600)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -406,10 +409,13 @@ func TestAdoptClearsWhatAKilledDaemonLeft(t *testing.T) {
 				}
 			}
 			second := start2(t, cfg)
+			if links, err := hostLinks(); err != nil || !links["eth0"] {
+				t.Errorf("the host's own link is gone: %v", err)
+			}
 			if found := second.Check(context.Background(), nil); len(found) > 0 {
 				t.Errorf("check: %v", found)
 			}
-			entries, err := os.ReadDir(cfg.ownersDir())
+			entries, err := os.ReadDir(cfg.records().dir)
 			must(t, err)
 			if len(entries) > 0 {
 				t.Errorf("records left: %v", entries)

@@ -134,10 +134,17 @@ func TestElementsDescribeAPrefix(t *testing.T) {
 
 func TestConfigIsValidated(t *testing.T) {
 	good := Config{RunDir: "/run/x", Node: "n1"}
-	must(t, good.validate())
+	_, err := good.complete()
+	must(t, err)
+	x, err := Config{RunDir: "/run/x"}.complete()
+	must(t, err)
+	y, err := Config{RunDir: "/run/y/"}.complete()
+	must(t, err)
+	if len(x.Node) != tagLength || x.Node == y.Node {
+		t.Errorf("derived node tags %q and %q", x.Node, y.Node)
+	}
 	for what, spoil := range map[string]func(*Config){
 		"relative directory": func(c *Config) { c.RunDir = "x" },
-		"no node":            func(c *Config) { c.Node = "" },
 		"long node":          func(c *Config) { c.Node = "abcdefg" },
 		"node with a dash":   func(c *Config) { c.Node = "a-b" },
 		"negative target":    func(c *Config) { c.Target = -1 },
@@ -148,7 +155,7 @@ func TestConfigIsValidated(t *testing.T) {
 	} {
 		c := good
 		spoil(&c)
-		if err := c.validate(); cube.CodeOf(err) != cube.CodeInvalid || err == nil {
+		if _, err := c.complete(); cube.CodeOf(err) != cube.CodeInvalid || err == nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -167,4 +174,33 @@ func TestResolvConfIsParsed(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
+}
+
+func FuzzResolvConf(f *testing.F) {
+	f.Add([]byte("nameserver 10.0.0.1\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, a := range parseResolvConf(b) {
+			if !a.IsValid() {
+				t.Errorf("%q has an invalid name server", b)
+			}
+		}
+	})
+}
+
+func FuzzRecord(f *testing.F) {
+	d := records{dir: "/run/x/owners", links: "clt-"}
+	f.Add([]byte(`{"slot":"clt-1","guests":["169.254.0.22"]}`))
+	f.Add([]byte(`{"slot":"clt-../eth0"}`))
+	f.Add([]byte(`{"slot":"clt-1","guests":["fe80::1",""]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := d.parse(b)
+		if r.Slot != "" && (!strings.HasPrefix(r.Slot, d.links) || strings.ContainsAny(r.Slot, "/.")) {
+			t.Errorf("%q names the slot %q", b, r.Slot)
+		}
+		for _, a := range r.Guests {
+			if !a.Is4() {
+				t.Errorf("%q has the guest address %q", b, a)
+			}
+		}
+	})
 }

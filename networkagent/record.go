@@ -8,7 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	cube "github.com/cubesandbox/cubelet"
@@ -23,11 +24,16 @@ type record struct {
 	Guests []netip.Addr `json:"guests"`
 }
 
-// records keeps the records of one RunDir. Names that begin with a dot are unfinished.
-type records string
+// records keeps the records of one node. Names that begin with a dot are unfinished.
+type records struct {
+	dir   string
+	links string // what the name of every slot begins with
+}
 
+// checkOwner refuses names that are no good file name.
 func checkOwner(owner string) error {
-	if !regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`).MatchString(owner) {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+	if owner == "" || len(owner) > 128 || owner[0] == '.' || strings.Trim(owner, letters) != "" {
 		return cube.InvalidField("owner", "%q cannot own a network slot", owner)
 	}
 	return nil
@@ -38,18 +44,18 @@ func (d records) put(owner string, r record) error {
 	if err != nil {
 		return fmt.Errorf("record network slot of %s: %w", owner, err)
 	}
-	unfinished := filepath.Join(string(d), "."+owner)
+	unfinished := filepath.Join(d.dir, "."+owner)
 	if err := os.WriteFile(unfinished, b, 0o600); err != nil {
 		return fmt.Errorf("record network slot of %s: %w", owner, err)
 	}
-	if err := os.Rename(unfinished, filepath.Join(string(d), owner)); err != nil {
+	if err := os.Rename(unfinished, filepath.Join(d.dir, owner)); err != nil {
 		return fmt.Errorf("record network slot of %s: %w", owner, err)
 	}
 	return nil
 }
 
 func (d records) remove(owner string) error {
-	err := os.Remove(filepath.Join(string(d), owner))
+	err := os.Remove(filepath.Join(d.dir, owner))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove network record of %s: %w", owner, err)
 	}
@@ -59,7 +65,7 @@ func (d records) remove(owner string) error {
 // list reads all records. One that cannot be read has no slot: its owner is known, so
 // that it can be released.
 func (d records) list() (map[string]record, error) {
-	entries, err := os.ReadDir(string(d))
+	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -77,12 +83,25 @@ func (d records) list() (map[string]record, error) {
 }
 
 func (d records) read(owner string) record {
-	b, err := os.ReadFile(filepath.Join(string(d), owner))
+	b, err := os.ReadFile(filepath.Join(d.dir, owner))
 	if err != nil {
 		return record{}
 	}
+	return d.parse(b)
+}
+
+// parse decodes a record. Its slot will be destroyed one day, so that a name which is
+// not of this node's slots counts for none.
+func (d records) parse(b []byte) record {
 	var r record
-	if json.Unmarshal(b, &r) != nil || r.Slot != filepath.Base(r.Slot) {
+	if err := json.Unmarshal(b, &r); err != nil {
+		return record{}
+	}
+	number, ok := strings.CutPrefix(r.Slot, d.links)
+	if _, err := strconv.ParseUint(number, 10, 32); !ok || err != nil {
+		return record{}
+	}
+	if slices.ContainsFunc(r.Guests, func(a netip.Addr) bool { return !a.Is4() }) {
 		return record{}
 	}
 	return r
@@ -90,7 +109,7 @@ func (d records) read(owner string) record {
 
 // sweep removes records that a crash left unfinished.
 func (d records) sweep() error {
-	unfinished, err := filepath.Glob(filepath.Join(string(d), ".*"))
+	unfinished, err := filepath.Glob(filepath.Join(d.dir, ".*"))
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/internal/durable"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 // attachAndMount mounts the image at dir. An image that a loop device holds already is
 // mounted from that device: two devices on one file would destroy its file system, while
 // one device mounted twice is one file system.
-func attachAndMount(image, dir string, log *slog.Logger) (err error) {
+func attachAndMount(ctx context.Context, image, dir string, log *slog.Logger) (err error) {
 	nodes := &deviceNodes{dev: "/dev", near: filepath.Dir(image)}
 	defer func() { err = errors.Join(err, nodes.close()) }()
 	// Two daemons must not attach it at once. The lock is on a file of its own: the loop
@@ -35,8 +37,8 @@ func attachAndMount(image, dir string, log *slog.Logger) (err error) {
 		return err
 	}
 	defer lock.Close() // gives the lock back
-	if err := flockWithin(lock, lockWait, nil); err != nil {
-		return fmt.Errorf("lock %s: %w", image, err)
+	if err := durable.Flock(ctx, lock, lockWait); err != nil {
+		return err
 	}
 	backing, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {

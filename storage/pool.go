@@ -113,7 +113,7 @@ func mountImage(ctx context.Context, cfg Config, exists bool) error {
 	if err := checkImage(cfg.Image); err != nil {
 		return err
 	}
-	if err := attachAndMount(cfg.Image, cfg.Dir, cfg.Log); err != nil {
+	if err := attachAndMount(ctx, cfg.Image, cfg.Dir, cfg.Log); err != nil {
 		return fmt.Errorf("mount pool image: %w", err)
 	}
 	return nil

@@ -1,12 +1,14 @@
 package durable
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -181,5 +183,37 @@ func TestIsTempKnowsOnlyItsOwnFiles(t *testing.T) {
 		if IsTemp(name) {
 			t.Errorf("IsTemp(%q) = true", name)
 		}
+	}
+}
+
+func TestFlockExcludesAndTellsWhy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	open := func() *os.File {
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	a, b := open(), open()
+	defer b.Close()
+	if err := Flock(t.Context(), a, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := Flock(t.Context(), b, time.Millisecond); !errors.Is(err, ErrLocked) {
+		t.Errorf("second lock: %v, want ErrLocked", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Flock(ctx, b, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("second lock with a dead context: %v, want Canceled", err)
+	}
+	got := make(chan error, 1)
+	go func() { got <- Flock(t.Context(), b, time.Minute) }()
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("lock after the holder closed its file: %v", err)
 	}
 }

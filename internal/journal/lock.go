@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/internal/durable"
 )
-
-const lockPoll = 20 * time.Millisecond
 
 // acquireLock takes the journal's lock file, which names its holder. The lock ends with
 // the process, however it ends. It is a file of its own so that a broken database can be
@@ -23,7 +23,7 @@ func acquireLock(path string, timeout time.Duration) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal lock: %w", err)
 	}
-	if err := flockUntil(file, time.Now().Add(timeout)); err != nil {
+	if err := durable.Flock(context.Background(), file, timeout); err != nil {
 		return nil, errors.Join(lockError(path, err), file.Close())
 	}
 	pid := []byte(strconv.Itoa(os.Getpid()) + "\n")
@@ -38,22 +38,9 @@ func writeAt(file *os.File, b []byte) error {
 	return err
 }
 
-func flockUntil(file *os.File, deadline time.Time) error {
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if !time.Now().Before(deadline) {
-			return err
-		}
-		time.Sleep(lockPoll)
-	}
-}
-
 func lockError(path string, err error) error {
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("lock journal: %w", err)
+	if !errors.Is(err, durable.ErrLocked) {
+		return fmt.Errorf("open journal: %w", err)
 	}
 	holder := "another process"
 	if b, readErr := os.ReadFile(path); readErr == nil && len(b) > 0 {

@@ -89,21 +89,33 @@ func (c *Client) Shutdown(ctx context.Context, dial guestapi.Dialer, token strin
 	return call(ctx, dial, request{method: http.MethodPost, path: "/shutdown", token: token})
 }
 
-// Times between attempts to reach a guest that does not answer yet.
+// Times of the attempts to reach a guest that does not answer yet. An attempt may be
+// lost for good, for example when its packets reached a guest without a network, so
+// each ends by itself, later ones later.
 const (
-	firstRetry = 2 * time.Millisecond
-	lastRetry  = 100 * time.Millisecond
+	firstRetry   = 2 * time.Millisecond // pause after the first attempt
+	lastRetry    = 100 * time.Millisecond
+	firstAttempt = 2 * time.Second // longest duration of the first attempt
+	lastAttempt  = 30 * time.Second
 )
 
 // retry repeats attempt while the guest cannot be reached. The last reason is part of
 // the error when ctx ends.
 func (c *Client) retry(ctx context.Context, op string, attempt func(context.Context) error) error {
+	limit := firstAttempt
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		err := attempt(ctx)
-		if err == nil {
+		one, cancel := context.WithTimeout(ctx, limit)
+		err := attempt(one)
+		timedOut := one.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
 			return nil
-		}
-		if cube.CodeOf(err) != cube.CodeUnavailable {
+		case ctx.Err() != nil:
+			return &cube.Error{Code: cube.CodeOf(ctx.Err()), Op: op, Err: err}
+		case timedOut:
+			limit = min(2*limit, lastAttempt)
+		case cube.CodeOf(err) != cube.CodeUnavailable:
 			return fmt.Errorf("%s: %w", op, err)
 		}
 		c.log.Debug("guest not reached yet", "op", op, "err", err)
@@ -189,7 +201,7 @@ func do(ctx context.Context, t http.RoundTripper, r request) error {
 // unreachable classifies an error of a call that got no answer.
 func unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return &cube.Error{Code: cube.CodeOf(ctx.Err()), Err: errors.Join(ctx.Err(), err)}
+		return &cube.Error{Code: cube.CodeOf(ctx.Err()), Err: fmt.Errorf("%w: %w", ctx.Err(), err)}
 	}
 	return &cube.Error{Code: cube.CodeUnavailable, Err: err}
 }

@@ -194,7 +194,11 @@ func newStore(t testing.TB, c image.Config) *image.Store {
 			t.Errorf("left in the scratch directory: %v, %v", left, err)
 		}
 	})
-	return image.New(c)
+	s, err := image.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // build writes the root disk of an archive; after an error there must be no file.

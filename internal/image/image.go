@@ -52,15 +52,18 @@ type Store struct {
 // Progress is told of bytes done and bytes in all, from one goroutine at a time.
 type Progress func(done, total int64)
 
-// New returns a Store.
-func New(c Config) *Store {
+// New returns a Store. Its errors are about the scratch directory.
+func New(c Config) (*Store, error) {
+	if info, err := os.Stat(c.ScratchDir); err != nil || !info.IsDir() {
+		return nil, cube.Errorf(cube.CodeFailedPrecondition, "the scratch directory %q does not exist", c.ScratchDir)
+	}
 	if c.ReserveBytes == 0 {
 		c.ReserveBytes = 64 << 20
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Store{
+	s := &Store{
 		client:       c.Client,
 		scratch:      c.ScratchDir,
 		dockerConfig: c.DockerConfig,
@@ -69,6 +72,7 @@ func New(c Config) *Store {
 		log:          c.Log,
 		platform:     ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
 	}
+	return s, nil
 }
 
 // Image is an image whose blobs are on this node. The caller releases it.

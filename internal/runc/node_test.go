@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,7 +142,11 @@ type report struct {
 // probe makes the owner's slot the probe program and returns what it reports.
 func (n *node) probe(owner string, args ...string) report {
 	n.t.Helper()
-	program, err := os.Open(probeBinary(n.t))
+	path, err := buildProbe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	program, err := os.Open(path)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -180,15 +186,28 @@ func (n *node) probe(owner string, args ...string) report {
 	return rep
 }
 
-func probeBinary(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "probe")
+// buildProbe builds the probe once for all tests. It is static: the jail need not hold
+// the libraries that the test binary was linked with.
+var buildProbe = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "probe")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "probe")
 	cmd := exec.Command("go", "build", "-o", path, "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build probe: %v\n%s", err, out)
+		return "", fmt.Errorf("build probe: %w\n%s", err, out)
 	}
-	return path
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := buildProbe(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
 }
 
 // awaitExitFile returns when the shim has written down how the slot's process ended.

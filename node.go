@@ -43,8 +43,18 @@ type NodeStatus struct {
 	Conditions        []Condition   `json:"conditions"`
 }
 
+// Finding is one thing on the host that does not fit what the node knows.
+type Finding struct {
+	Part   string `json:"part"`             // sandboxes, vmm, network, pool or journal
+	Object string `json:"object,omitempty"` // an ID, a path, a name
+	Detail string `json:"detail"`           // one sentence
+}
+
 // Node is the inbound interface of the node as a whole.
 type Node interface {
 	Status(ctx context.Context) (NodeStatus, error)
+	// Check compares journal, disk and kernel. It changes nothing; no finding means that
+	// everything fits. What is being made or deleted at the moment is left out.
+	Check(ctx context.Context) ([]Finding, error)
 	Version() Version
 }

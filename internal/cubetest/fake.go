@@ -224,6 +224,10 @@ func machine() cube.MachineInfo {
 type status struct{ n *Node }
 
 // Version implements cube.Node.
+// Check implements cube.Node: everything fits.
+func (status) Check(context.Context) ([]cube.Finding, error) { return nil, nil }
+
+// Version implements cube.Node.
 func (status) Version() cube.Version {
 	return cube.Version{Cubelet: "v0.0.0-test", Commit: "0123456789ab", Go: "go1.0", API: "cube.v1"}
 }

@@ -37,6 +37,7 @@ type Config struct {
 	VMMSlots    func() int
 	NetSlots    func() int
 	Probes      []Probe
+	Check       func(context.Context) ([]cube.Finding, error)
 	// ProbeTimeout bounds each probe.
 	ProbeTimeout time.Duration
 	Now          func() time.Time
@@ -94,8 +95,11 @@ func (n *Node) Status(ctx context.Context) (cube.NodeStatus, error) {
 	}, nil
 }
 
-// Check runs the probes and returns the first failure, for the health service.
-func (n *Node) Check(ctx context.Context) error {
+// Check implements cube.Node.
+func (n *Node) Check(ctx context.Context) ([]cube.Finding, error) { return n.cfg.Check(ctx) }
+
+// Healthy runs the probes and returns the first failure, for the health service.
+func (n *Node) Healthy(ctx context.Context) error {
 	for _, c := range n.probe(ctx) {
 		if !c.Status {
 			return cube.Errorf(cube.CodeUnavailable, "%s: %s", c.Type, c.Reason)

@@ -50,7 +50,7 @@ func TestConditionsFollowTheProbesAndKeepTheTimeOfChange(t *testing.T) {
 				t.Errorf("condition %+v; want true since %v", c, begin)
 			}
 		}
-		if err := n.Check(t.Context()); cube.CodeOf(err) != cube.CodeUnavailable {
+		if err := n.Healthy(t.Context()); cube.CodeOf(err) != cube.CodeUnavailable {
 			t.Errorf("check = %v", err)
 		}
 	})
@@ -62,7 +62,7 @@ func TestAProbeThatHangsIsAFailure(t *testing.T) {
 			Probes:       []Probe{{"ContainerdWorks", "answered", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}},
 			ProbeTimeout: time.Second, Now: time.Now,
 		})
-		if err := n.Check(t.Context()); err == nil {
+		if err := n.Healthy(t.Context()); err == nil {
 			t.Error("a hanging probe counts as healthy")
 		}
 	})

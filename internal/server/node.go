@@ -23,3 +23,15 @@ func (s *nodeService) GetNodeStatus(ctx context.Context, _ *connect.Request[cube
 func (s *nodeService) GetVersion(context.Context, *connect.Request[cubev1.GetVersionRequest]) (*connect.Response[cubev1.GetVersionResponse], error) {
 	return connect.NewResponse(&cubev1.GetVersionResponse{Version: fromVersion(s.node.Version())}), nil
 }
+
+func (s *nodeService) CheckNode(ctx context.Context, _ *connect.Request[cubev1.CheckNodeRequest]) (*connect.Response[cubev1.CheckNodeResponse], error) {
+	findings, err := s.node.Check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	res := &cubev1.CheckNodeResponse{}
+	for _, f := range findings {
+		res.Findings = append(res.Findings, &cubev1.Finding{Part: f.Part, Object: f.Object, Detail: f.Detail})
+	}
+	return connect.NewResponse(res), nil
+}

@@ -22,6 +22,151 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type CheckNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckNodeRequest) Reset() {
+	*x = CheckNodeRequest{}
+	mi := &file_cube_v1_node_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckNodeRequest) ProtoMessage() {}
+
+func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
+func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{0}
+}
+
+type CheckNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty when everything fits.
+	Findings      []*Finding `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckNodeResponse) Reset() {
+	*x = CheckNodeResponse{}
+	mi := &file_cube_v1_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckNodeResponse) ProtoMessage() {}
+
+func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
+func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *CheckNodeResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// Finding is one thing on the host that does not fit what the node knows.
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// sandboxes, vmm, network, pool or journal.
+	Part string `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
+	// An ID, a path, a name; may be empty.
+	Object string `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
+	// One sentence.
+	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_cube_v1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Finding) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
+func (x *Finding) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Finding) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 type GetNodeStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -30,7 +175,7 @@ type GetNodeStatusRequest struct {
 
 func (x *GetNodeStatusRequest) Reset() {
 	*x = GetNodeStatusRequest{}
-	mi := &file_cube_v1_node_proto_msgTypes[0]
+	mi := &file_cube_v1_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -42,7 +187,7 @@ func (x *GetNodeStatusRequest) String() string {
 func (*GetNodeStatusRequest) ProtoMessage() {}
 
 func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[0]
+	mi := &file_cube_v1_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -55,7 +200,7 @@ func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{0}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{3}
 }
 
 type GetNodeStatusResponse struct {
@@ -67,7 +212,7 @@ type GetNodeStatusResponse struct {
 
 func (x *GetNodeStatusResponse) Reset() {
 	*x = GetNodeStatusResponse{}
-	mi := &file_cube_v1_node_proto_msgTypes[1]
+	mi := &file_cube_v1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -79,7 +224,7 @@ func (x *GetNodeStatusResponse) String() string {
 func (*GetNodeStatusResponse) ProtoMessage() {}
 
 func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[1]
+	mi := &file_cube_v1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -92,7 +237,7 @@ func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{1}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetNodeStatusResponse) GetStatus() *NodeStatus {
@@ -110,7 +255,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_cube_v1_node_proto_msgTypes[2]
+	mi := &file_cube_v1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -122,7 +267,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[2]
+	mi := &file_cube_v1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -135,7 +280,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{2}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{5}
 }
 
 type GetVersionResponse struct {
@@ -147,7 +292,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_cube_v1_node_proto_msgTypes[3]
+	mi := &file_cube_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -159,7 +304,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[3]
+	mi := &file_cube_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -172,7 +317,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetVersionResponse) GetVersion() *Version {
@@ -194,7 +339,7 @@ type Version struct {
 
 func (x *Version) Reset() {
 	*x = Version{}
-	mi := &file_cube_v1_node_proto_msgTypes[4]
+	mi := &file_cube_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -206,7 +351,7 @@ func (x *Version) String() string {
 func (*Version) ProtoMessage() {}
 
 func (x *Version) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[4]
+	mi := &file_cube_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -219,7 +364,7 @@ func (x *Version) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Version.ProtoReflect.Descriptor instead.
 func (*Version) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Version) GetCubelet() string {
@@ -264,7 +409,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cube_v1_node_proto_msgTypes[5]
+	mi := &file_cube_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -276,7 +421,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[5]
+	mi := &file_cube_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -289,7 +434,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Condition) GetType() string {
@@ -330,7 +475,7 @@ type PhaseCount struct {
 
 func (x *PhaseCount) Reset() {
 	*x = PhaseCount{}
-	mi := &file_cube_v1_node_proto_msgTypes[6]
+	mi := &file_cube_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +487,7 @@ func (x *PhaseCount) String() string {
 func (*PhaseCount) ProtoMessage() {}
 
 func (x *PhaseCount) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[6]
+	mi := &file_cube_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +500,7 @@ func (x *PhaseCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseCount.ProtoReflect.Descriptor instead.
 func (*PhaseCount) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PhaseCount) GetPhase() Phase {
@@ -402,7 +547,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_cube_v1_node_proto_msgTypes[7]
+	mi := &file_cube_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +559,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[7]
+	mi := &file_cube_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +572,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeStatus) GetName() string {
@@ -560,7 +705,14 @@ var File_cube_v1_node_proto protoreflect.FileDescriptor
 
 const file_cube_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x12cube/v1/node.proto\x12\acube.v1\x1a\x15cube/v1/sandbox.proto\x1a\x16cube/v1/template.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
+	"\x12cube/v1/node.proto\x12\acube.v1\x1a\x15cube/v1/sandbox.proto\x1a\x16cube/v1/template.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x10CheckNodeRequest\"A\n" +
+	"\x11CheckNodeResponse\x12,\n" +
+	"\bfindings\x18\x01 \x03(\v2\x10.cube.v1.FindingR\bfindings\"M\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x16\n" +
+	"\x06object\x18\x02 \x01(\tR\x06object\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x16\n" +
 	"\x14GetNodeStatusRequest\"D\n" +
 	"\x15GetNodeStatusResponse\x12+\n" +
 	"\x06status\x18\x01 \x01(\v2\x13.cube.v1.NodeStatusR\x06status\"\x13\n" +
@@ -605,11 +757,12 @@ const file_cube_v1_node_proto_rawDesc = "" +
 	"\rnetwork_slots\x18\x11 \x01(\rR\fnetworkSlots\x122\n" +
 	"\n" +
 	"conditions\x18\x12 \x03(\v2\x12.cube.v1.ConditionR\n" +
-	"conditions2\xa4\x01\n" +
+	"conditions2\xe8\x01\n" +
 	"\vNodeService\x12N\n" +
 	"\rGetNodeStatus\x12\x1d.cube.v1.GetNodeStatusRequest\x1a\x1e.cube.v1.GetNodeStatusResponse\x12E\n" +
 	"\n" +
-	"GetVersion\x12\x1a.cube.v1.GetVersionRequest\x1a\x1b.cube.v1.GetVersionResponseB\x88\x01\n" +
+	"GetVersion\x12\x1a.cube.v1.GetVersionRequest\x1a\x1b.cube.v1.GetVersionResponse\x12B\n" +
+	"\tCheckNode\x12\x19.cube.v1.CheckNodeRequest\x1a\x1a.cube.v1.CheckNodeResponseB\x88\x01\n" +
 	"\vcom.cube.v1B\tNodeProtoP\x01Z1github.com/cubesandbox/cubelet/api/cube/v1;cubev1\xa2\x02\x03CXX\xaa\x02\aCube.V1\xca\x02\aCube\\V1\xe2\x02\x13Cube\\V1\\GPBMetadata\xea\x02\bCube::V1b\x06proto3"
 
 var (
@@ -624,39 +777,45 @@ func file_cube_v1_node_proto_rawDescGZIP() []byte {
 	return file_cube_v1_node_proto_rawDescData
 }
 
-var file_cube_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_cube_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_cube_v1_node_proto_goTypes = []any{
-	(*GetNodeStatusRequest)(nil),  // 0: cube.v1.GetNodeStatusRequest
-	(*GetNodeStatusResponse)(nil), // 1: cube.v1.GetNodeStatusResponse
-	(*GetVersionRequest)(nil),     // 2: cube.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),    // 3: cube.v1.GetVersionResponse
-	(*Version)(nil),               // 4: cube.v1.Version
-	(*Condition)(nil),             // 5: cube.v1.Condition
-	(*PhaseCount)(nil),            // 6: cube.v1.PhaseCount
-	(*NodeStatus)(nil),            // 7: cube.v1.NodeStatus
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(Phase)(0),                    // 9: cube.v1.Phase
-	(*MachineInfo)(nil),           // 10: cube.v1.MachineInfo
+	(*CheckNodeRequest)(nil),      // 0: cube.v1.CheckNodeRequest
+	(*CheckNodeResponse)(nil),     // 1: cube.v1.CheckNodeResponse
+	(*Finding)(nil),               // 2: cube.v1.Finding
+	(*GetNodeStatusRequest)(nil),  // 3: cube.v1.GetNodeStatusRequest
+	(*GetNodeStatusResponse)(nil), // 4: cube.v1.GetNodeStatusResponse
+	(*GetVersionRequest)(nil),     // 5: cube.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),    // 6: cube.v1.GetVersionResponse
+	(*Version)(nil),               // 7: cube.v1.Version
+	(*Condition)(nil),             // 8: cube.v1.Condition
+	(*PhaseCount)(nil),            // 9: cube.v1.PhaseCount
+	(*NodeStatus)(nil),            // 10: cube.v1.NodeStatus
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(Phase)(0),                    // 12: cube.v1.Phase
+	(*MachineInfo)(nil),           // 13: cube.v1.MachineInfo
 }
 var file_cube_v1_node_proto_depIdxs = []int32{
-	7,  // 0: cube.v1.GetNodeStatusResponse.status:type_name -> cube.v1.NodeStatus
-	4,  // 1: cube.v1.GetVersionResponse.version:type_name -> cube.v1.Version
-	8,  // 2: cube.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	9,  // 3: cube.v1.PhaseCount.phase:type_name -> cube.v1.Phase
-	4,  // 4: cube.v1.NodeStatus.version:type_name -> cube.v1.Version
-	8,  // 5: cube.v1.NodeStatus.started_at:type_name -> google.protobuf.Timestamp
-	10, // 6: cube.v1.NodeStatus.machine:type_name -> cube.v1.MachineInfo
-	6,  // 7: cube.v1.NodeStatus.phases:type_name -> cube.v1.PhaseCount
-	5,  // 8: cube.v1.NodeStatus.conditions:type_name -> cube.v1.Condition
-	0,  // 9: cube.v1.NodeService.GetNodeStatus:input_type -> cube.v1.GetNodeStatusRequest
-	2,  // 10: cube.v1.NodeService.GetVersion:input_type -> cube.v1.GetVersionRequest
-	1,  // 11: cube.v1.NodeService.GetNodeStatus:output_type -> cube.v1.GetNodeStatusResponse
-	3,  // 12: cube.v1.NodeService.GetVersion:output_type -> cube.v1.GetVersionResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 0: cube.v1.CheckNodeResponse.findings:type_name -> cube.v1.Finding
+	10, // 1: cube.v1.GetNodeStatusResponse.status:type_name -> cube.v1.NodeStatus
+	7,  // 2: cube.v1.GetVersionResponse.version:type_name -> cube.v1.Version
+	11, // 3: cube.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	12, // 4: cube.v1.PhaseCount.phase:type_name -> cube.v1.Phase
+	7,  // 5: cube.v1.NodeStatus.version:type_name -> cube.v1.Version
+	11, // 6: cube.v1.NodeStatus.started_at:type_name -> google.protobuf.Timestamp
+	13, // 7: cube.v1.NodeStatus.machine:type_name -> cube.v1.MachineInfo
+	9,  // 8: cube.v1.NodeStatus.phases:type_name -> cube.v1.PhaseCount
+	8,  // 9: cube.v1.NodeStatus.conditions:type_name -> cube.v1.Condition
+	3,  // 10: cube.v1.NodeService.GetNodeStatus:input_type -> cube.v1.GetNodeStatusRequest
+	5,  // 11: cube.v1.NodeService.GetVersion:input_type -> cube.v1.GetVersionRequest
+	0,  // 12: cube.v1.NodeService.CheckNode:input_type -> cube.v1.CheckNodeRequest
+	4,  // 13: cube.v1.NodeService.GetNodeStatus:output_type -> cube.v1.GetNodeStatusResponse
+	6,  // 14: cube.v1.NodeService.GetVersion:output_type -> cube.v1.GetVersionResponse
+	1,  // 15: cube.v1.NodeService.CheckNode:output_type -> cube.v1.CheckNodeResponse
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_cube_v1_node_proto_init() }
@@ -672,7 +831,7 @@ func file_cube_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cube_v1_node_proto_rawDesc), len(file_cube_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

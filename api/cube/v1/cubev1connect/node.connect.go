@@ -38,12 +38,16 @@ const (
 	NodeServiceGetNodeStatusProcedure = "/cube.v1.NodeService/GetNodeStatus"
 	// NodeServiceGetVersionProcedure is the fully-qualified name of the NodeService's GetVersion RPC.
 	NodeServiceGetVersionProcedure = "/cube.v1.NodeService/GetVersion"
+	// NodeServiceCheckNodeProcedure is the fully-qualified name of the NodeService's CheckNode RPC.
+	NodeServiceCheckNodeProcedure = "/cube.v1.NodeService/CheckNode"
 )
 
 // NodeServiceClient is a client for the cube.v1.NodeService service.
 type NodeServiceClient interface {
 	GetNodeStatus(context.Context, *connect.Request[v1.GetNodeStatusRequest]) (*connect.Response[v1.GetNodeStatusResponse], error)
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
+	// CheckNode compares journal, disk and kernel and lists what does not fit.
+	CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the cube.v1.NodeService service. By default, it uses
@@ -69,6 +73,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("GetVersion")),
 			connect.WithClientOptions(opts...),
 		),
+		checkNode: connect.NewClient[v1.CheckNodeRequest, v1.CheckNodeResponse](
+			httpClient,
+			baseURL+NodeServiceCheckNodeProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("CheckNode")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -76,6 +86,7 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 type nodeServiceClient struct {
 	getNodeStatus *connect.Client[v1.GetNodeStatusRequest, v1.GetNodeStatusResponse]
 	getVersion    *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
+	checkNode     *connect.Client[v1.CheckNodeRequest, v1.CheckNodeResponse]
 }
 
 // GetNodeStatus calls cube.v1.NodeService.GetNodeStatus.
@@ -88,10 +99,17 @@ func (c *nodeServiceClient) GetVersion(ctx context.Context, req *connect.Request
 	return c.getVersion.CallUnary(ctx, req)
 }
 
+// CheckNode calls cube.v1.NodeService.CheckNode.
+func (c *nodeServiceClient) CheckNode(ctx context.Context, req *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error) {
+	return c.checkNode.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the cube.v1.NodeService service.
 type NodeServiceHandler interface {
 	GetNodeStatus(context.Context, *connect.Request[v1.GetNodeStatusRequest]) (*connect.Response[v1.GetNodeStatusResponse], error)
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
+	// CheckNode compares journal, disk and kernel and lists what does not fit.
+	CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -113,12 +131,20 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("GetVersion")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceCheckNodeHandler := connect.NewUnaryHandler(
+		NodeServiceCheckNodeProcedure,
+		svc.CheckNode,
+		connect.WithSchema(nodeServiceMethods.ByName("CheckNode")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cube.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceGetNodeStatusProcedure:
 			nodeServiceGetNodeStatusHandler.ServeHTTP(w, r)
 		case NodeServiceGetVersionProcedure:
 			nodeServiceGetVersionHandler.ServeHTTP(w, r)
+		case NodeServiceCheckNodeProcedure:
+			nodeServiceCheckNodeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -134,4 +160,8 @@ func (UnimplementedNodeServiceHandler) GetNodeStatus(context.Context, *connect.R
 
 func (UnimplementedNodeServiceHandler) GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.NodeService.GetVersion is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.NodeService.CheckNode is not implemented"))
 }

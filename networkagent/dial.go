@@ -98,7 +98,7 @@ func (a *Agent) sockets(c *claim) ([]int, error) {
 	})
 	if err != nil {
 		for _, fd := range fds {
-			unix.Close(fd)
+			_ = unix.Close(fd) // never connected
 		}
 		return nil, err
 	}

@@ -18,8 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
+	"github.com/cubesandbox/cubelet/internal/hosttest"
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
+
+func TestAgentKeepsToTheContract(t *testing.T) {
+	newWorld(t)
+	hosttest.RunNetwork(t, start(t, testConfig(t, "t")))
+}
 
 func TestFiftyClaimsAtOnceFromNothing(t *testing.T) {
 	newWorld(t)

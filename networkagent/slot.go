@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -141,8 +142,11 @@ func setSysctls() error {
 		{"ipv4/conf/all/accept_source_route", "0"},
 	} {
 		err := os.WriteFile(dir+kv[0], []byte(kv[1]), 0)
-		if err != nil && !(errors.Is(err, fs.ErrNotExist) && kv[0][:4] == "ipv6") {
-			return err // a kernel without IPv6 has nothing to switch off
+		if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(kv[0], "ipv6/") {
+			continue // a kernel without IPv6 has nothing to switch off
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

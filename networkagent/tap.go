@@ -19,7 +19,7 @@ func openTap(name string) (*os.File, error) {
 		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
 	}
 	if err := attachTap(fd, name); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd) // nothing was written to it
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), name), nil

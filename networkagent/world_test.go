@@ -2,6 +2,7 @@ package networkagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -251,16 +252,10 @@ func pump(from, to *os.File) {
 		if err != nil {
 			return
 		}
-		if _, err := to.Write(frame[:n]); err != nil && !isDown(err) {
+		if _, err := to.Write(frame[:n]); err != nil && !errors.Is(err, unix.EIO) { // EIO: the card is not switched on yet
 			return
 		}
 	}
-}
-
-// isDown tells that a card was not switched on yet and lost a frame.
-func isDown(err error) bool {
-	e, ok := err.(*os.PathError)
-	return ok && e.Err == unix.EIO
 }
 
 // get asks the site and returns what it answers.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/api/envd/filesystem"
 )
 
@@ -25,7 +26,7 @@ func (x *copier) download(ctx context.Context, src, dst string) error {
 		return err
 	}
 	if entry == nil {
-		return fmt.Errorf("%s:%s: %w", x.sandbox, src, fs.ErrNotExist)
+		return cube.Errorf(cube.CodeNotFound, "%s:%s does not exist", x.sandbox, src)
 	}
 	isDir := entry.GetType() == filesystem.FileType_FILE_TYPE_DIRECTORY
 	switch {

@@ -40,13 +40,14 @@ func badFlag(flag, format string, args ...any) error {
 	return &flagError{flag, cube.Errorf(cube.CodeInvalid, format, args...)}
 }
 
-// opError says what was attempted.
+// opError says what was attempted, and on which of several objects.
 type opError struct {
-	op  string
-	err error
+	op     string
+	object string // empty when the operation has only one
+	err    error
 }
 
-func (e *opError) Error() string { return e.op + ": " + e.err.Error() }
+func (e *opError) Error() string { return e.prefix(e.err.Error()) }
 func (e *opError) Unwrap() error { return e.err }
 
 // during names what was attempted; nil stays nil.
@@ -54,7 +55,7 @@ func during(op string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &opError{op, err}
+	return &opError{op: op, err: err}
 }
 
 // exitError ends cubecli with a code of its own and no message.
@@ -124,13 +125,24 @@ func explain(err error) explained {
 	return p
 }
 
-// prefixed puts what was attempted in front of a message, unless it says so itself.
+// prefix puts what was attempted in front of a message, unless that says so itself. An
+// object that both name is named once.
+func (e *opError) prefix(message string) string {
+	switch {
+	case strings.HasPrefix(message, e.op):
+		return message
+	case e.object == "":
+		return e.op + ": " + message
+	}
+	return e.op + " " + e.object + ": " + strings.TrimPrefix(message, e.object+": ")
+}
+
 func prefixed(err error, message string) string {
 	var op *opError
-	if !errors.As(err, &op) || strings.HasPrefix(message, op.op) {
+	if !errors.As(err, &op) {
 		return message
 	}
-	return op.op + ": " + message
+	return op.prefix(message)
 }
 
 // unreachable words an error of connecting: there is no answer to quote.

@@ -49,7 +49,7 @@ func (a *app) each(op string, refs []string, f func(i int, ref string) error) er
 		if last != nil {
 			fmt.Fprint(a.stderr, describe(last))
 		}
-		last = during(op+" "+ref, err)
+		last = &opError{op: op, object: ref, err: err}
 		if code == 0 {
 			code = exitCode(last)
 		}

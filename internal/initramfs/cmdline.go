@@ -20,6 +20,9 @@ func Cmdline(extra ...string) string {
 		// controller and ACPI reset of the default do not exist.
 		"reboot=t",
 		"panic=-1",
+		// Tests of the kernel's own ciphers and of BIOS disks: only time.
+		"cryptomgr.notests",
+		"edd=off",
 		"rdinit=/init",
 		"cube.root=/dev/vda",
 		"cube.layer=/dev/vdb",

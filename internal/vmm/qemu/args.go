@@ -15,9 +15,15 @@ const (
 	cpuModelKVM = "host"
 )
 
-// maxDisks is what the second IO-APIC's 24 virtio-mmio slots leave after the network
-// card and the random number generator.
-const maxDisks = 22
+// Places on the virtio-mmio bus. The guest finds the devices from the last place to the
+// first, so the first disk has the last one. Place 0 stays empty: its interrupt does not
+// arrive at a guest without the legacy interrupt controller.
+const (
+	placeNet       = 1
+	placeRNG       = 2
+	placeFirstDisk = 23
+	maxDisks       = placeFirstDisk - placeRNG
+)
 
 // profile is what the arguments depend on besides the machine: the node.
 type profile struct {
@@ -77,7 +83,7 @@ func args(p profile, owner string, m vmm.Machine) []string {
 		"-no-reboot",
 		// Without the clock the guest's kernel polls for it for two seconds. The two
 		// legacy timers are unused under ACPI's reduced hardware.
-		"-machine", machineType + ",acpi=on,rtc=on,pit=off,pic=off,isa-serial=on,memory-backend=m0",
+		"-machine", machineType + ",acpi=on,rtc=on,pit=off,pic=off,ioapic2=on,isa-serial=on,memory-backend=m0",
 		"-smp", strconv.Itoa(m.VCPUs),
 		"-m", fmt.Sprintf("size=%dM", m.MemoryMiB),
 		"-object", memoryObject(m),
@@ -122,11 +128,11 @@ func accelArgs(p profile, n fdNumbers) []string {
 // deviceArgs places every device on a bus of its own, so that neither the guest's names
 // nor the device state depend on the order of arguments.
 func deviceArgs(n fdNumbers, m vmm.Machine) []string {
-	a := []string{"-object", "rng-builtin,id=rng0", "-device", "virtio-rng-device,rng=rng0,bus=virtio-mmio-bus.1"}
+	a := []string{"-object", "rng-builtin,id=rng0", "-device", "virtio-rng-device,rng=rng0," + place(placeRNG)}
 	if m.MAC != "" {
 		a = append(a,
 			"-netdev", fmt.Sprintf("tap,id=net0,fd=%d", fdTap),
-			"-device", fmt.Sprintf("virtio-net-device,netdev=net0,mac=%s,bus=virtio-mmio-bus.0", m.MAC),
+			"-device", fmt.Sprintf("virtio-net-device,netdev=net0,mac=%s,%s", m.MAC, place(placeNet)),
 		)
 	}
 	for i, d := range m.Disks {
@@ -137,7 +143,7 @@ func deviceArgs(n fdNumbers, m vmm.Machine) []string {
 		a = append(a, fdset(n.disks[i])...)
 		a = append(a,
 			"-blockdev", fmt.Sprintf("driver=file,node-name=disk%d,filename=%s,locking=off,auto-read-only=off,%s", i, fdsetPath(n.disks[i]), access),
-			"-device", fmt.Sprintf("virtio-blk-device,drive=disk%d,bus=virtio-mmio-bus.%d", i, i+2),
+			"-device", fmt.Sprintf("virtio-blk-device,drive=disk%d,%s", i, place(placeFirstDisk-i)),
 		)
 	}
 	return a
@@ -160,6 +166,8 @@ func bootArgs(p profile, n fdNumbers, b *vmm.Boot) []string {
 		"-append", strings.Join(words, " "),
 	}
 }
+
+func place(n int) string { return fmt.Sprintf("bus=virtio-mmio-bus.%d", n) }
 
 func fdset(fd int) []string { return []string{"-add-fd", fmt.Sprintf("fd=%d,set=%d", fd, fd)} }
 

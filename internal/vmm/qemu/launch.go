@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
-	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/vmm"
 )
 
@@ -29,13 +29,17 @@ func (d *Driver) Launch(ctx context.Context, owner string, m vmm.Machine, tap *o
 	if err := checkMachine(m, tap); err != nil {
 		return vmm.Instance{}, err
 	}
-	if err := d.start(ctx, inst, m, tap); err != nil {
-		return vmm.Instance{}, fmt.Errorf("launch VMM %s: %w", owner, err)
+	err = d.start(ctx, inst, m, tap)
+	if err == nil {
+		err = d.run(ctx, owner, m)
 	}
-	if err := d.run(ctx, owner, m); err != nil {
-		return vmm.Instance{}, d.explain(owner, err)
+	if err == nil {
+		return inst, nil
 	}
-	return inst, nil
+	if m.Boot != nil && !errors.Is(err, fs.ErrExist) {
+		_ = os.Remove(m.MemoryPath) // made by start; QEMU, if it lives, keeps its inode
+	}
+	return vmm.Instance{}, d.explain(owner, err)
 }
 
 // start makes the slot's launcher execve QEMU.
@@ -98,16 +102,12 @@ func restore(ctx context.Context, c *qmp, path string) error {
 
 // explain adds the end of QEMU's log to an error when QEMU has something to say.
 func (d *Driver) explain(owner string, err error) error {
-	code := cube.CodeInternal
-	if c := cube.CodeOf(err); c == cube.CodeDeadlineExceeded || c == cube.CodeCanceled {
-		code = c
-	}
 	tail := d.logTail(owner)
 	switch {
 	case tail != "":
-		return cube.Errorf(code, "launch VMM %s: %w; QEMU says: %s", owner, err, tail)
+		err = fmt.Errorf("%w; QEMU says: %s", err, tail)
 	case errors.Is(err, errGone):
-		return cube.Errorf(code, "launch VMM %s: %w and has said nothing", owner, err)
+		err = fmt.Errorf("%w and has said nothing", err)
 	}
-	return cube.Errorf(code, "launch VMM %s: %w", owner, err)
+	return fmt.Errorf("launch VMM %s: %w", owner, err)
 }

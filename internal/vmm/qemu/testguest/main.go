@@ -9,6 +9,7 @@
 //	get           the word
 //	write WORD    write a word to the start of /dev/vdb, through to the disk
 //	read          read it back
+//	first         the word at the start of /dev/vda
 //	sink N        read N bytes, answer with their count
 //	source N      answer with N bytes
 //	touch MIB     dirty that much memory
@@ -171,11 +172,9 @@ func (g *guest) answer(verb, arg string, in io.Reader, out io.Writer) error {
 		}
 		fmt.Fprintln(out, "ok")
 	case "read":
-		word, err := readDisk()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(out, word)
+		return answerWord(out, "/dev/vdb")
+	case "first":
+		return answerWord(out, "/dev/vda")
 	case "sink":
 		got, err := io.CopyN(io.Discard, in, n)
 		if err != nil {
@@ -216,8 +215,16 @@ func writeDisk(word string) error {
 	return err
 }
 
-func readDisk() (string, error) {
-	f, err := os.Open("/dev/vdb")
+func answerWord(out io.Writer, disk string) error {
+	word, err := readDisk(disk)
+	if err == nil {
+		_, err = fmt.Fprintln(out, word)
+	}
+	return err
+}
+
+func readDisk(path string) (string, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}

@@ -223,7 +223,6 @@ func machine() cube.MachineInfo {
 // status implements cube.Node.
 type status struct{ n *Node }
 
-// Version implements cube.Node.
 // Check implements cube.Node: everything fits.
 func (status) Check(context.Context) ([]cube.Finding, error) { return nil, nil }
 

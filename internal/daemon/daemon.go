@@ -27,6 +27,7 @@ import (
 	"github.com/cubesandbox/cubelet/internal/sandbox"
 	"github.com/cubesandbox/cubelet/internal/server"
 	"github.com/cubesandbox/cubelet/internal/template"
+	"github.com/cubesandbox/cubelet/internal/vmm"
 	"github.com/cubesandbox/cubelet/internal/vmm/qemu"
 	"github.com/cubesandbox/cubelet/networkagent"
 	"github.com/cubesandbox/cubelet/storage"
@@ -75,13 +76,14 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	cfg.Log.Info("ready", "node", cfg.Name, "root", cfg.Root, "accelerator", n.machine.Accelerator, "why", n.accelReason,
 		"address", cfg.Address, "recovered", len(actions), "took", time.Since(begin).Round(time.Millisecond))
 	go n.pruneKeys(ctx)
-	return server.Serve(ctx, listeners, n.handler(cfg))
+	return server.Serve(ctx, listeners, n.handler(cfg), cfg.Log)
 }
 
 // openRoot makes the root's directories and locks it.
 func openRoot(l layout) (*os.File, error) {
 	for _, dir := range []string{l.root, l.run} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		// Others may pass, not look: the jails' directories below belong to the VMMs' users.
+		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return nil, fmt.Errorf("make %s: %w", dir, err)
 		}
 	}
@@ -89,7 +91,11 @@ func openRoot(l layout) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := clearEarlierBoot(l); err != nil {
+	err = clearEarlierBoot(l)
+	if err == nil {
+		err = os.MkdirAll(l.qemu, 0o700)
+	}
+	if err != nil {
 		lock.Close()
 		return nil, err
 	}
@@ -171,9 +177,9 @@ func openNode(ctx context.Context, cfg Config, l layout, close *closers) (_ *nod
 		VMMs: n.driver, Network: n.network, Disks: n.pool, Templates: n.templates,
 		Guest: guest.New(cfg.Log), Records: recs,
 		Node: sandbox.NodeFacts{
-			SandboxesDir: filepath.Join(l.pool, "sandboxes"),
+			SandboxesDir: n.pool.SandboxesDir(),
 			Nameservers:  n.network.Nameservers(),
-			Limits:       qemu.LimitsFor,
+			Limits:       n.driver.LimitsFor,
 		},
 		Log: cfg.Log, Now: time.Now, MaxSandboxes: cfg.MaxSandboxes,
 		UndoTimeout: undoTimeout, RetryDelete: retryDelete, KeepKeys: keepKeys,
@@ -184,11 +190,20 @@ func openNode(ctx context.Context, cfg Config, l layout, close *closers) (_ *nod
 
 // openVMMs makes containerd, the jail and the QEMU driver.
 func (n *node) openVMMs(ctx context.Context, cfg Config, l layout, owners []string, close *closers) (err error) {
-	accel, reason, err := qemu.ChooseAccel(cfg.Accel)
+	accel, reason, err := qemu.ProbeAccel(cfg.Accel)
 	if err != nil {
 		return err
 	}
 	n.accelReason = reason
+	qemuPath, err := findTool(cfg.QEMU)
+	if err != nil {
+		return err
+	}
+	runcPath, err := findTool(cfg.Runc)
+	if err != nil {
+		return err
+	}
+	var exits []vmm.Exit // of VMMs that ended while no daemon ran
 	if cfg.ContainerdAddress != "" {
 		n.containerd, err = containerd.Connect(ctx, cfg.ContainerdAddress, containerdNamespace)
 	} else {
@@ -201,6 +216,7 @@ func (n *node) openVMMs(ctx context.Context, cfg Config, l layout, owners []stri
 			return fmt.Errorf("containerd: %w", err)
 		}
 		close.add("containerd", func() error { srv.Stop(); return nil })
+		exits = srv.LostExits()
 		n.containerd, err = srv.Client(containerdNamespace)
 	}
 	if err != nil {
@@ -209,8 +225,8 @@ func (n *node) openVMMs(ctx context.Context, cfg Config, l layout, owners []stri
 	close.add("containerd client", n.containerd.Close)
 	n.slots, err = runc.New(ctx, runc.Config{
 		Client: n.containerd, RunDir: l.vmm, Launcher: filepath.Join(cfg.LibexecDir, "vmm-launcher"),
-		RuncBinary: cfg.Runc, RuncRoot: l.runcRoot, Target: cfg.VMMSlots, KVM: accel == "kvm",
-		CgroupParent: "/cubelet-" + cfg.tag(), Log: cfg.Log,
+		RuncBinary: runcPath, RuncRoot: l.runcRoot, Target: cfg.VMMSlots, KVM: accel == "kvm",
+		CgroupParent: "/cubelet-" + cfg.tag(), Exits: exits, Log: cfg.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("VMM slots: %w", err)
@@ -219,9 +235,12 @@ func (n *node) openVMMs(ctx context.Context, cfg Config, l layout, owners []stri
 	if err := n.slots.Adopt(ctx, owners); err != nil {
 		return fmt.Errorf("adopt VMM slots: %w", err)
 	}
-	n.driver, err = qemu.New(qemu.Config{Jail: n.slots, Binary: cfg.QEMU, RunDir: l.qemu, Accel: accel, Log: cfg.Log})
+	n.driver, err = qemu.New(qemu.Config{Jail: n.slots, Binary: qemuPath, RunDir: l.qemu, Accel: accel, Log: cfg.Log})
 	if err != nil {
 		return fmt.Errorf("QEMU: %w", err)
+	}
+	if err := n.driver.Sweep(ctx); err != nil {
+		return fmt.Errorf("sweep what ended VMMs left: %w", err)
 	}
 	return nil
 }
@@ -252,7 +271,7 @@ func (n *node) openTemplates(ctx context.Context, cfg Config, l layout) error {
 		Dir: n.pool.TemplatesDir(), Images: images, VMMs: n.driver, Network: n.network, Disks: n.pool,
 		Guest: guest.New(cfg.Log), Records: newTemplateRecords(n.journal), Machine: n.machine,
 		Kernel: filepath.Join(cfg.KernelDir, "vmlinuz"), Initrd: l.initrd, Cmdline: initramfs.Cmdline(),
-		Nameservers: n.network.Nameservers(), Limits: qemu.LimitsFor, Log: cfg.Log,
+		Nameservers: n.network.Nameservers(), Limits: n.driver.LimitsFor, Log: cfg.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("templates: %w", err)
@@ -288,9 +307,9 @@ func (n *node) handler(cfg Config) http.Handler {
 			{Type: "JournalWritable", Good: "committed to the journal", Run: n.probeJournal},
 			{Type: "ContainerdWorks", Good: "containerd answers", Run: n.probeContainerd},
 		},
-		ProbeTimeout: probeTimeout, Now: time.Now,
+		ProbeTimeout: probeTimeout, Now: time.Now, Check: n.check,
 	})
-	return server.New(server.Config{Sandboxes: n.manager, Templates: n.templates, Node: h, Health: h.Check, Log: cfg.Log})
+	return server.New(server.Config{Sandboxes: n.manager, Templates: n.templates, Node: h, Health: h.Healthy, Log: cfg.Log})
 }
 
 func (n *node) probeJournal(ctx context.Context) error {

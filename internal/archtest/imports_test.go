@@ -52,7 +52,7 @@ var layers = []layer{
 	{"internal/image", with(data, "internal/image/erofs")},
 	{"internal/template", with(data, "internal/durable")},
 	{"internal/journal", with(data, "internal/durable")},
-	{"internal/hostmount", data},
+	{"internal/hostmount", with(data, "internal/durable")},
 	{"internal/health", data},
 	{"internal/doctor", data},
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -229,4 +230,32 @@ func wellKnown(d *ast.FuncDecl) bool {
 		"Error", "String", "Unwrap", "Is", "As", "Close", "Read", "Write", "MarshalText", "UnmarshalText",
 		"MarshalJSON", "UnmarshalJSON", "Len", "Less", "Swap", "ServeHTTP", "LogValue", "Format",
 	}, d.Name.Name)
+}
+
+// docs/guarantees.md names the test behind each promise; a renamed test must not leave a
+// promise without one.
+func TestGuaranteesNameTestsThatExist(t *testing.T) {
+	_, files := sources(t)
+	have := map[string]bool{}
+	for _, f := range files {
+		for _, d := range f.ast.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && f.test {
+				have[fn.Name.Name] = true
+			}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(testenv.Repo(t), "docs", "guarantees.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(text), -1) {
+		if !have[name] {
+			t.Errorf("docs/guarantees.md names %s, which is not there", name)
+		}
+	}
+	for _, m := range regexp.MustCompile(`e2e: (\w+)`).FindAllStringSubmatch(string(text), -1) {
+		if m[1] != "X" && !have["test"+m[1]] {
+			t.Errorf("docs/guarantees.md names the part %s of TestNode, which is not there", m[1])
+		}
+	}
 }

@@ -327,3 +327,19 @@ func run(t testing.TB, name string, args ...string) []byte {
 	}
 	return out
 }
+
+func decode[T any](b []byte) (T, error) {
+	var v T
+	err := json.Unmarshal(b, &v)
+	return v, err
+}
+
+func devRandom(t testing.TB) io.Reader {
+	t.Helper()
+	f, err := os.Open("/dev/urandom")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}

@@ -122,12 +122,13 @@ func listenMonitor(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, err
+	f, err := l.File()
+	err = errors.Join(err, os.Chmod(path, 0o600), l.Close())
+	if err != nil && f != nil {
+		_ = f.Close()
 	}
-	return l.File()
+	return f, err
 }
 
 // checkMachine refuses what cannot work, before anything is started.

@@ -18,6 +18,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -88,7 +89,7 @@ func loadModules() error {
 		err = unix.FinitModule(int(f.Fd()), "", 0)
 		_ = f.Close()
 		// The host's processor may lack what an accelerated variant needs.
-		if err != nil && err != unix.ENODEV {
+		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("load %s: %w", name, err)
 		}
 	}

@@ -7,6 +7,9 @@ import (
 	"syscall"
 )
 
+// maxSignal is the highest signal of Linux.
+const maxSignal = 64
+
 // signal sends any signal to a process. E2B's SendSignal knows two only.
 func (s *Server) signal(w http.ResponseWriter, r *http.Request) {
 	if !allow(w, r, http.MethodPost) {
@@ -20,7 +23,7 @@ func (s *Server) signal(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "invalid body: "+err.Error())
 		return
 	}
-	if in.Signal < 1 || in.Signal > 64 {
+	if in.Signal < 1 || in.Signal > maxSignal {
 		writeError(w, http.StatusBadRequest, "a signal is a number from 1 to 64")
 		return
 	}

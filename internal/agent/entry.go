@@ -17,29 +17,10 @@ import (
 // metadataPrefix begins the extended attributes that hold a file's metadata.
 const metadataPrefix = "user.e2b."
 
-// idNames remembers the names of numbers, so that a long list reads the files once.
-type idNames struct{ users, groups map[uint32]string }
-
-func newIDNames() *idNames {
-	return &idNames{map[uint32]string{}, map[uint32]string{}}
-}
-
-func (n *idNames) user(id uint32) string  { return remember(n.users, passwdPath, id) }
-func (n *idNames) group(id uint32) string { return remember(n.groups, groupPath, id) }
-
-func remember(names map[uint32]string, path string, id uint32) string {
-	name, ok := names[id]
-	if !ok {
-		name = nameOf(path, id)
-		names[id] = name
-	}
-	return name
-}
-
 // entry describes path. A symbolic link that leads somewhere has the type of its target;
 // one that leads nowhere is of type symlink; one that leads in a circle is described
 // and ELOOP.
-func entry(path string, ids *idNames) (*fspb.EntryInfo, error) {
+func entry(path string, ids *accounts) (*fspb.EntryInfo, error) {
 	st, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -54,7 +35,7 @@ func entry(path string, ids *idNames) (*fspb.EntryInfo, error) {
 		ModifiedTime: timestamppb.New(st.ModTime()),
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		e.Owner, e.Group = ids.user(sys.Uid), ids.group(sys.Gid)
+		e.Owner, e.Group = ids.nameOf(passwdPath, sys.Uid), ids.nameOf(groupPath, sys.Gid)
 	}
 	if st.Mode()&fs.ModeSymlink != 0 {
 		return e, resolveLink(e, path)

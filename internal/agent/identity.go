@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"net/http"
-	"time"
 )
 
 // identity is what /init told the agent. It is never changed, only replaced.
@@ -16,7 +15,7 @@ type identity struct {
 	env     map[string]string // the sandbox's variables and E2B's
 	entry   []string
 	cmd     []string
-	at      time.Time // timestamp of the last /init that set the clock
+	at      int64 // of the last /init that set the clock, in Unix nanoseconds
 }
 
 func (s *Server) identity() *identity { return s.id.Load() }
@@ -42,7 +41,7 @@ func (s *Server) user(name string) (*user, error) {
 	if name == "" {
 		name = "root"
 	}
-	return lookupUser(name)
+	return s.accounts.lookup(name)
 }
 
 // tokenHeader carries the access token.

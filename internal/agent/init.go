@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/cubesandbox/cubelet/internal/agent/wire"
 )
 
 // maxInit bounds the body of /init, in bytes.
@@ -45,8 +47,13 @@ func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, fmt.Sprintf("invalid body: %v", err))
 		return
 	}
-	status, err := s.init(in, r.Header.Get(tokenHeader))
-	if err != nil {
+	msg := in.message()
+	msg.PresentedToken = r.Header.Get(tokenHeader)
+	if err := s.init(&msg); err != nil {
+		status := http.StatusInternalServerError
+		if he := (*hostError)(nil); errors.As(err, &he) && he.code == wire.CodeToken {
+			status = http.StatusUnauthorized
+		}
 		writeError(w, status, err.Error())
 		return
 	}
@@ -54,39 +61,50 @@ func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// init applies in when token, or the token in it, is the current one.
-func (s *Server) init(in initRequest, token string) (int, error) {
+func (in *initRequest) message() wire.Init {
+	m := wire.Init{Token: in.AccessToken, Env: in.EnvVars, User: in.DefaultUser, Workdir: in.DefaultWorkdir}
+	if in.Timestamp != nil {
+		m.UnixNano = in.Timestamp.UnixNano()
+	}
+	if c := in.Cube; c != nil {
+		m.SandboxID, m.TemplateID, m.Hostname, m.MachineID = c.SandboxID, c.TemplateID, c.Hostname, c.MachineID
+		m.Entropy, m.Address, m.Gateway, m.Nameservers = c.Entropy, c.Address, c.Gateway, c.Nameservers
+		m.Entrypoint, m.Cmd = c.Entrypoint, c.Cmd
+	}
+	return m
+}
+
+// init applies in when the token it presents, or the one it sets, is the current one.
+// What in leaves empty stays as it is.
+func (s *Server) init(in *wire.Init) error {
 	s.initMu.Lock()
 	defer s.initMu.Unlock()
 	old := s.identity()
-	if !old.accepts(token) && !old.accepts(in.AccessToken) {
-		return http.StatusUnauthorized, errors.New("the access token is not the sandbox's")
+	if !old.accepts(in.PresentedToken) && !old.accepts(in.Token) {
+		return errToken()
 	}
 	id := *old
-	if in.AccessToken != "" {
-		id.token = in.AccessToken
+	if in.Token != "" {
+		id.token = in.Token
 	}
-	if in.DefaultUser != "" {
-		id.user = in.DefaultUser
+	if in.User != "" {
+		id.user = in.User
 	}
-	if in.DefaultWorkdir != "" {
-		id.workdir = in.DefaultWorkdir
+	if in.Workdir != "" {
+		id.workdir = in.Workdir
 	}
-	cube := in.Cube
-	if cube == nil {
-		cube = &cubeInit{}
+	if in.Env != nil || in.SandboxID != "" {
+		id.env = sandboxEnv(old.env, in)
 	}
-	if in.EnvVars != nil || in.Cube != nil {
-		id.env = sandboxEnv(old.env, in.EnvVars, cube)
+	if len(in.Entrypoint)+len(in.Cmd) > 0 {
+		id.entry, id.cmd = in.Entrypoint, in.Cmd
 	}
-	if in.Cube != nil {
-		id.entry, id.cmd = cube.Entrypoint, cube.Cmd
-	}
-	if err := s.applyMachine(&id, in.Timestamp, cube); err != nil {
-		return http.StatusInternalServerError, err
+	if err := s.applyMachine(&id, in); err != nil {
+		return err
 	}
 	s.id.Store(&id)
-	return http.StatusNoContent, nil
+	_, _ = s.user("") // the files of the image are read here, not in the first start
+	return nil
 }
 
 // E2B's variables, set for every process of a sandbox.
@@ -96,50 +114,59 @@ const (
 	envTemplateID = "E2B_TEMPLATE_ID"
 )
 
-// sandboxEnv returns the sandbox's variables: vars, and E2B's from cube, else from old.
-func sandboxEnv(old, vars map[string]string, cube *cubeInit) map[string]string {
-	env := make(map[string]string, len(vars)+3)
-	for k, v := range vars {
-		env[k] = v
-	}
+// sandboxEnv returns the variables of in, and E2B's.
+func sandboxEnv(old map[string]string, in *wire.Init) map[string]string {
+	env := make(map[string]string, len(in.Env)+3)
 	env[envSandbox] = "true"
-	for k, v := range map[string]string{envSandboxID: cube.SandboxID, envTemplateID: cube.TemplateID} {
+	for k, v := range map[string]string{envSandboxID: in.SandboxID, envTemplateID: in.TemplateID} {
 		if v == "" {
 			v = old[k]
 		}
-		if _, ok := vars[k]; !ok && v != "" {
+		if v != "" {
 			env[k] = v
 		}
+	}
+	for k, v := range in.Env {
+		env[k] = v
 	}
 	return env
 }
 
 // applyMachine makes the machine the sandbox's own. The clock comes first, because the
-// files that follow carry times; a timestamp older than the last one is a late repeat.
-func (s *Server) applyMachine(id *identity, at *time.Time, c *cubeInit) error {
+// files that follow carry times; a time older than the last one is a late repeat.
+func (s *Server) applyMachine(id *identity, in *wire.Init) error {
 	m := s.cfg.Machine
-	setTime := at != nil && at.After(id.at)
+	setTime := in.UnixNano > id.at
 	if setTime {
-		id.at = *at
+		id.at = in.UnixNano
 	}
 	if m == nil {
 		return nil
 	}
 	var errs []error
-	step := func(name string, wanted bool, do func() error) {
-		if !wanted {
-			return
-		}
-		if err := do(); err != nil {
+	step := func(name string, err error) {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("set %s: %w", name, err))
 		}
 	}
-	step("clock", setTime, func() error { return m.SetTime(*at) })
-	step("entropy", len(c.Entropy) > 0, func() error { return m.AddEntropy(c.Entropy) })
-	step("address", c.Address != "", func() error { return m.SetAddress(c.Address, c.Gateway) })
-	step("hostname", c.Hostname != "", func() error { return m.SetHostname(c.Hostname) })
-	step("machine id", c.MachineID != "", func() error { return m.SetMachineID(c.MachineID) })
-	step("nameservers", len(c.Nameservers) > 0, func() error { return m.SetNameservers(c.Nameservers) })
+	if setTime {
+		step("clock", m.SetTime(time.Unix(0, in.UnixNano)))
+	}
+	if len(in.Entropy) > 0 {
+		step("entropy", m.AddEntropy(in.Entropy))
+	}
+	if in.Address != "" {
+		step("address", m.SetAddress(in.Address, in.Gateway))
+	}
+	if in.Hostname != "" {
+		step("hostname", m.SetHostname(in.Hostname))
+	}
+	if in.MachineID != "" {
+		step("machine id", m.SetMachineID(in.MachineID))
+	}
+	if len(in.Nameservers) > 0 {
+		step("nameservers", m.SetNameservers(in.Nameservers))
+	}
 	return errors.Join(errs...)
 }
 

@@ -64,7 +64,7 @@ func (fsv *filesystemService) Stat(_ context.Context, req *connect.Request[fspb.
 	if err != nil {
 		return nil, err
 	}
-	e, err := entry(path, newIDNames())
+	e, err := entry(path, &fsv.s.accounts)
 	if err != nil {
 		return nil, fsError(err)
 	}
@@ -88,7 +88,7 @@ func (fsv *filesystemService) MakeDir(_ context.Context, req *connect.Request[fs
 	if err := makeDirs(path, who); err != nil {
 		return nil, fsError(err)
 	}
-	e, err := entry(path, newIDNames())
+	e, err := entry(path, &fsv.s.accounts)
 	if err != nil {
 		return nil, fsError(err)
 	}
@@ -137,7 +137,7 @@ func (fsv *filesystemService) Move(_ context.Context, req *connect.Request[fspb.
 	if err := os.Rename(src, dst); err != nil {
 		return nil, fsError(err)
 	}
-	e, err := entry(dst, newIDNames())
+	e, err := entry(dst, &fsv.s.accounts)
 	if err != nil {
 		return nil, fsError(err)
 	}
@@ -169,7 +169,7 @@ func (fsv *filesystemService) ListDir(ctx context.Context, req *connect.Request[
 	if !st.IsDir() {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path is not a directory: %s", root))
 	}
-	l := &lister{ctx: ctx, ids: newIDNames(), res: &fspb.ListDirResponse{}}
+	l := &lister{ctx: ctx, ids: &fsv.s.accounts, res: &fspb.ListDirResponse{}}
 	if err := l.list(root, max(int(req.Msg.GetDepth()), 1)); err != nil {
 		return nil, fsError(err)
 	}
@@ -178,7 +178,7 @@ func (fsv *filesystemService) ListDir(ctx context.Context, req *connect.Request[
 
 type lister struct {
 	ctx context.Context
-	ids *idNames
+	ids *accounts
 	res *fspb.ListDirResponse
 }
 

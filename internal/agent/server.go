@@ -1,9 +1,7 @@
 package agent
 
 import (
-	"context"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -45,13 +43,14 @@ type Config struct {
 
 // Server serves the agent's API.
 type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	reaper  *reaper
-	procs   procs
-	cgroups *cgroups
-	devNull int // descriptor, for programs without stdin
-	cpu     cpuSampler
+	cfg      Config
+	log      *slog.Logger
+	reaper   *reaper
+	procs    procs
+	accounts accounts
+	cgroups  *cgroups
+	devNull  int // descriptor, for programs without stdin
+	cpu      cpuSampler
 
 	initMu sync.Mutex // serialises /init
 	id     atomic.Pointer[identity]
@@ -100,21 +99,6 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/signal", s.signal)
 	mux.HandleFunc("/shutdown", s.shutdown)
 	return s.authorised(mux)
-}
-
-// Serve serves the API on l until ctx ends.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{
-		Handler:        s.Handler(),
-		MaxHeaderBytes: 64 << 10,
-		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
-	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
-	defer stop()
-	if err := srv.Serve(l); ctx.Err() == nil {
-		return err
-	}
-	return nil
 }
 
 func (s *Server) health(w http.ResponseWriter, r *http.Request) {

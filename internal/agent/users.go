@@ -1,11 +1,15 @@
 package agent
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 
 	"connectrpc.com/connect"
 )
@@ -29,11 +33,11 @@ func errUser(name string) error {
 	return connect.NewError(connect.CodeUnauthenticated, fmt.Errorf("invalid username: '%s'", name))
 }
 
-// lookupUser resolves user[:group], names or numbers, in the files of the image as they
+// lookup resolves user[:group], names or numbers, in the files of the image as they
 // are now. A number needs no entry, and root exists in an image without any.
-func lookupUser(spec string) (*user, error) {
+func (a *accounts) lookup(spec string) (*user, error) {
 	name, group, hasGroup := strings.Cut(spec, ":")
-	u, err := userByName(name)
+	u, err := a.userByName(name)
 	if err != nil {
 		return nil, err
 	}
@@ -41,10 +45,10 @@ func lookupUser(spec string) (*user, error) {
 		return nil, errUser(spec)
 	}
 	if !hasGroup {
-		u.groups = supplementary(u.name, u.gid)
+		u.groups = a.supplementary(u.name, u.gid)
 		return u, nil
 	}
-	gid, ok := groupByName(group)
+	gid, ok := a.groupByName(group)
 	if !ok {
 		return nil, errUser(spec)
 	}
@@ -52,13 +56,13 @@ func lookupUser(spec string) (*user, error) {
 	return u, nil
 }
 
-func userByName(name string) (*user, error) {
+func (a *accounts) userByName(name string) (*user, error) {
 	if name == "" {
 		return nil, nil
 	}
 	num, numErr := strconv.ParseUint(name, 10, 32)
 	var found, byNumber *user
-	err := eachEntry(passwdPath, 7, func(f []string) bool {
+	err := a.each(passwdPath, 7, func(f []string) bool {
 		switch {
 		case f[0] == name:
 			found = entryUser(f)
@@ -98,10 +102,10 @@ func entryUser(f []string) *user {
 	return u
 }
 
-func groupByName(name string) (uint32, bool) {
+func (a *accounts) groupByName(name string) (uint32, bool) {
 	var gid uint64
 	found := false
-	err := eachEntry(groupPath, 3, func(f []string) bool {
+	err := a.each(groupPath, 3, func(f []string) bool {
 		if f[0] != name {
 			return true
 		}
@@ -118,9 +122,9 @@ func groupByName(name string) (uint32, bool) {
 }
 
 // supplementary returns the groups that the user is a member of, gid first.
-func supplementary(name string, gid uint32) []uint32 {
+func (a *accounts) supplementary(name string, gid uint32) []uint32 {
 	groups := []uint32{gid}
-	_ = eachEntry(groupPath, 4, func(f []string) bool {
+	_ = a.each(groupPath, 4, func(f []string) bool {
 		for member := range strings.SplitSeq(f[3], ",") {
 			if member != name {
 				continue
@@ -136,10 +140,10 @@ func supplementary(name string, gid uint32) []uint32 {
 }
 
 // nameOf returns the name that the file gives to a number, or the number as text.
-func nameOf(path string, id uint32) string {
+func (a *accounts) nameOf(path string, id uint32) string {
 	want := strconv.FormatUint(uint64(id), 10)
 	name := want
-	_ = eachEntry(path, 3, func(f []string) bool {
+	_ = a.each(path, 3, func(f []string) bool {
 		if f[2] == want {
 			name = f[0]
 		}
@@ -148,26 +152,83 @@ func nameOf(path string, id uint32) string {
 	return name
 }
 
-// eachEntry calls f with the fields of each line of a colon-separated file that has at
-// least n of them, until it returns false. A missing file has no entries.
-func eachEntry(path string, n int, f func([]string) bool) error {
-	file, err := os.Open(path)
-	if os.IsNotExist(err) {
-		return nil
+// accounts reads the files of the image that name users and groups, as they are now. What
+// it has read it keeps as long as the file does not change, since opening a file of a
+// restored guest costs far more than looking at its state.
+type accounts struct {
+	mu    sync.Mutex
+	files map[string]*accountFile
+}
+
+// accountFile is the content of a file and the state that it was read in.
+type accountFile struct {
+	state   fileState
+	entries [][]string
+}
+
+type fileState struct {
+	dev, ino, size uint64
+	mtime, ctime   syscall.Timespec
+}
+
+func stateOf(path string) (fileState, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return fileState{}, err
+	}
+	return fileState{st.Dev, st.Ino, uint64(st.Size), st.Mtim, st.Ctim}, nil
+}
+
+// maxAccounts bounds what is read of one file, in bytes.
+const maxAccounts = 8 << 20
+
+// entries returns the fields of each line. A missing file has none.
+func (a *accounts) entries(path string) ([][]string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	state, err := stateOf(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		fields := strings.Split(lines.Text(), ":")
-		if len(fields) < n || strings.HasPrefix(fields[0], "#") {
-			continue
+	if f := a.files[path]; f != nil && f.state == state {
+		return f.entries, nil
+	}
+	b, err := readLimited(path, maxAccounts)
+	if err != nil {
+		return nil, err
+	}
+	f := &accountFile{state: state}
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			f.entries = append(f.entries, strings.Split(line, ":"))
 		}
-		if !f(fields) {
+	}
+	if a.files == nil {
+		a.files = map[string]*accountFile{}
+	}
+	a.files[path] = f
+	return f.entries, nil
+}
+
+func readLimited(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// each calls f with every entry that has at least n fields until it returns false.
+func (a *accounts) each(path string, n int, f func([]string) bool) error {
+	entries, err := a.entries(path)
+	for _, fields := range entries {
+		if len(fields) >= n && !f(fields) {
 			break
 		}
 	}
-	return nil
+	return err
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -44,16 +46,19 @@ func TestExpRestore(t *testing.T) {
 		at := time.Now()
 		v.restore(t, im.dir+"/state")
 		t1 := time.Since(at)
+		c1 := cpuTime(v.cmd.Process.Pid)
 		if err := c.Init(ctx, v.dial, guestapi.Init{SandboxID: "sb", TemplateID: "tpl-x", Hostname: "sbx", MachineID: "0123456789abcdef0123456789abcdef", AccessToken: "t", Entropy: make([]byte, 64), Nameservers: []string{"169.254.0.21"}, Env: map[string]string{"PATH": "/bin:/usr/bin", "A": "B"}}); err != nil {
 			t.Fatal(err)
 		}
 		t2 := time.Since(at)
+		c2 := cpuTime(v.cmd.Process.Pid)
 		s, err := c.Exec(ctx, v.dial, "t", cube.ExecSpec{Args: []string{"/testguest", "echo", "hi"}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t3 := time.Since(at)
-		var t4 time.Duration
+		c3 := cpuTime(v.cmd.Process.Pid)
+		var t4, c4 time.Duration
 		for {
 			ev, err := s.Recv()
 			if err != nil {
@@ -61,10 +66,24 @@ func TestExpRestore(t *testing.T) {
 			}
 			if ev.Data != nil && t4 == 0 {
 				t4 = time.Since(at)
+				c4 = cpuTime(v.cmd.Process.Pid)
 			}
 		}
-		t.Logf("restored %v init %v started %v output %v end %v", t1, t2, t3, t4, time.Since(at))
+		c5 := cpuTime(v.cmd.Process.Pid)
+		t.Logf("wall: restored %v init %v started %v output %v end %v", t1, t2, t3, t4, time.Since(at))
+		t.Logf("cpu: restored %v init +%v started +%v output +%v end +%v = %v", c1, c2-c1, c3-c2, c4-c3, c5-c4, c5-c1)
 		s.Close()
 		v.stop()
 	}
+}
+
+func cpuTime(pid int) (sum time.Duration) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		var n int64
+		fmt.Sscan(string(b), &n)
+		sum += time.Duration(n)
+	}
+	return sum.Round(100 * time.Microsecond)
 }

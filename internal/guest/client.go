@@ -17,18 +17,15 @@ import (
 	"net/http"
 	"time"
 
-	"connectrpc.com/connect"
-
 	cube "github.com/cubesandbox/cubelet"
-	"github.com/cubesandbox/cubelet/api/envd/process/processconnect"
+	"github.com/cubesandbox/cubelet/internal/agent/wire"
 	"github.com/cubesandbox/cubelet/internal/guestapi"
 )
 
 // Bounds of what a guest may send, in bytes.
 const (
-	maxMessage = 1 << 20  // one event of a program
-	maxHeader  = 64 << 10 // the header of an answer
-	maxText    = 1 << 10  // an error message
+	maxHeader = 64 << 10 // the header of an answer
+	maxText   = 1 << 10  // an error message
 )
 
 // baseURL names no host that is ever looked up: the dialer decides where a call goes.
@@ -49,9 +46,7 @@ func New(log *slog.Logger) *Client { return &Client{log: log} }
 // Transport sends requests to the agent that dial reaches, for proxies. The headers of
 // its answers are bounded; their bodies are the caller's to bound.
 func (c *Client) Transport(dial guestapi.Dialer) http.RoundTripper {
-	t := newTransport(dial)
-	t.DisableKeepAlives = true
-	return t
+	return newTransport(dial)
 }
 
 func newTransport(dial guestapi.Dialer) *http.Transport {
@@ -61,7 +56,7 @@ func newTransport(dial guestapi.Dialer) *http.Transport {
 		},
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHeader,
-		MaxIdleConnsPerHost:    1,
+		DisableKeepAlives:      true,
 	}
 }
 
@@ -69,13 +64,82 @@ func newTransport(dial guestapi.Dialer) *http.Transport {
 // until ctx ends. Codes: PermissionDenied (the agent has another token), Internal (the
 // guest refuses), DeadlineExceeded, Canceled.
 func (c *Client) Init(ctx context.Context, dial guestapi.Dialer, in guestapi.Init) error {
-	body, err := encodeInit(in)
+	msg := initMessage(in)
+	request := wire.AppendFrame([]byte{wire.Magic}, wire.KindInit, msg.Encode())
+	return c.retry(ctx, "init guest", func(ctx context.Context) error {
+		return initOnce(ctx, dial, request)
+	})
+}
+
+func initOnce(ctx context.Context, dial guestapi.Dialer, request []byte) error {
+	conn, stop, err := open(ctx, dial, request)
 	if err != nil {
 		return err
 	}
-	return c.retry(ctx, "init guest", func(ctx context.Context) error {
-		return call(ctx, dial, request{method: http.MethodPost, path: "/init", token: in.AccessToken, body: body})
-	})
+	defer stop()
+	frames := wire.Reader{R: conn, Max: wire.MaxReply}
+	kind, payload, err := frames.Next()
+	switch {
+	case err != nil:
+		return unreachable(ctx, err)
+	case kind == wire.KindError:
+		return agentError(payload)
+	case kind != wire.KindOK:
+		return cube.Errorf(cube.CodeInternal, "the guest agent answered init with a frame of kind %d", kind)
+	}
+	return nil
+}
+
+func initMessage(in guestapi.Init) wire.Init {
+	at := in.Time
+	if at.IsZero() {
+		at = time.Now()
+	}
+	return wire.Init{
+		Token: in.AccessToken, UnixNano: at.UnixNano(), Env: in.Env, User: in.User, Workdir: in.Workdir,
+		SandboxID: in.SandboxID, TemplateID: in.TemplateID, Hostname: in.Hostname, MachineID: in.MachineID, Entropy: in.Entropy,
+		Address: in.Address, Gateway: in.Gateway, Nameservers: in.Nameservers, Entrypoint: in.Entrypoint, Cmd: in.Cmd,
+	}
+}
+
+// open connects to the agent and sends the request. The connection is closed by stop and
+// when ctx ends.
+func open(ctx context.Context, dial guestapi.Dialer, request []byte) (conn net.Conn, stop func(), err error) {
+	conn, err = dial(ctx, cube.AgentPort)
+	if err != nil {
+		return nil, nil, unreachable(ctx, err)
+	}
+	unlink := context.AfterFunc(ctx, func() { conn.Close() })
+	stop = func() {
+		unlink()
+		conn.Close()
+	}
+	if _, err := conn.Write(request); err != nil {
+		stop()
+		return nil, nil, unreachable(ctx, err)
+	}
+	return conn, stop, nil
+}
+
+// agentError decodes the payload of an error frame.
+func agentError(payload []byte) error {
+	var m wire.Error
+	if err := m.Decode(payload); err != nil {
+		return cube.Errorf(cube.CodeInternal, "the guest agent sent an error that cannot be read: %w", err)
+	}
+	e := &cube.Error{Code: cube.CodeInternal, Err: errors.New(clean(m.Message))}
+	switch m.Code {
+	case wire.CodeInvalid:
+		e.Code = cube.CodeInvalid
+	case wire.CodeUser:
+		e.Code, e.Field = cube.CodeInvalid, "user"
+	case wire.CodeToken:
+		e.Code = cube.CodePermissionDenied
+	case wire.CodeSlow:
+		e.Code = cube.CodeResourceExhausted
+	case wire.CodeInternal:
+	}
+	return e
 }
 
 // Health reports whether the agent answers. It is tried once.
@@ -127,44 +191,6 @@ func (c *Client) retry(ctx context.Context, op string, attempt func(context.Cont
 	}
 }
 
-// initBody is the body of /init.
-type initBody struct {
-	EnvVars        map[string]string `json:"envVars,omitempty"`
-	AccessToken    string            `json:"accessToken,omitempty"`
-	Timestamp      time.Time         `json:"timestamp"`
-	DefaultUser    string            `json:"defaultUser,omitempty"`
-	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
-	Cube           cubeBody          `json:"cube"`
-}
-
-type cubeBody struct {
-	SandboxID   string   `json:"sandboxID,omitempty"`
-	TemplateID  string   `json:"templateID,omitempty"`
-	Hostname    string   `json:"hostname,omitempty"`
-	MachineID   string   `json:"machineID,omitempty"`
-	Entropy     []byte   `json:"entropy,omitempty"`
-	Address     string   `json:"address,omitempty"`
-	Gateway     string   `json:"gateway,omitempty"`
-	Nameservers []string `json:"nameservers,omitempty"`
-	Entrypoint  []string `json:"entrypoint,omitempty"`
-	Cmd         []string `json:"cmd,omitempty"`
-}
-
-func encodeInit(in guestapi.Init) ([]byte, error) {
-	at := in.Time
-	if at.IsZero() {
-		at = time.Now()
-	}
-	return json.Marshal(initBody{
-		EnvVars: in.Env, AccessToken: in.AccessToken, Timestamp: at, DefaultUser: in.User, DefaultWorkdir: in.Workdir,
-		Cube: cubeBody{
-			SandboxID: in.SandboxID, TemplateID: in.TemplateID, Hostname: in.Hostname, MachineID: in.MachineID,
-			Entropy: in.Entropy, Address: in.Address, Gateway: in.Gateway, Nameservers: in.Nameservers,
-			Entrypoint: in.Entrypoint, Cmd: in.Cmd,
-		},
-	})
-}
-
 // request is one plain HTTP call whose answer has no content.
 type request struct {
 	method, path, token string
@@ -173,12 +199,6 @@ type request struct {
 
 // call sends r over a connection of its own.
 func call(ctx context.Context, dial guestapi.Dialer, r request) error {
-	t := newTransport(dial)
-	t.DisableKeepAlives = true
-	return do(ctx, t, r)
-}
-
-func do(ctx context.Context, t http.RoundTripper, r request) error {
 	req, err := http.NewRequestWithContext(ctx, r.method, baseURL+r.path, bytes.NewReader(r.body))
 	if err != nil {
 		return err
@@ -186,7 +206,7 @@ func do(ctx context.Context, t http.RoundTripper, r request) error {
 	if r.token != "" {
 		req.Header.Set(tokenHeader, r.token)
 	}
-	res, err := t.RoundTrip(req)
+	res, err := newTransport(dial).RoundTrip(req)
 	if err != nil {
 		return unreachable(ctx, err)
 	}
@@ -245,30 +265,4 @@ func clean(s string) string {
 		}
 	}
 	return string(out)
-}
-
-// newProcessClient returns a client for programs and the transport it uses, whose idle
-// connections the caller closes.
-func newProcessClient(dial guestapi.Dialer, headers http.Header) (processconnect.ProcessClient, *http.Transport) {
-	t := newTransport(dial)
-	hc := &http.Client{Transport: withHeaders{t, headers}}
-	pc := processconnect.NewProcessClient(hc, baseURL,
-		connect.WithReadMaxBytes(maxMessage),
-		connect.WithAcceptCompression("gzip", nil, nil))
-	return pc, t
-}
-
-// withHeaders adds headers to every request.
-type withHeaders struct {
-	next    http.RoundTripper
-	headers http.Header
-}
-
-// RoundTrip implements http.RoundTripper.
-func (t withHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	for k, v := range t.headers {
-		r.Header[k] = v
-	}
-	return t.next.RoundTrip(r)
 }

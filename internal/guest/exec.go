@@ -2,217 +2,250 @@ package guest
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
-	"net/http"
-	"strconv"
-	"strings"
-
-	"connectrpc.com/connect"
+	"net"
+	"sync"
 
 	cube "github.com/cubesandbox/cubelet"
-	processpb "github.com/cubesandbox/cubelet/api/envd/process"
-	"github.com/cubesandbox/cubelet/api/envd/process/processconnect"
+	"github.com/cubesandbox/cubelet/internal/agent/wire"
 	"github.com/cubesandbox/cubelet/internal/guestapi"
 )
-
-// timeoutHeader bounds a program's run time without bounding the call; see package agent.
-const timeoutHeader = "X-Cube-Timeout-Ms"
 
 // Exec starts a program and returns once it runs. The session ends with ctx; the program
 // does not. Codes: Invalid (no such user, directory or program), PermissionDenied (wrong
 // token), Unavailable (the guest does not answer), DeadlineExceeded, Canceled.
 func (c *Client) Exec(ctx context.Context, dial guestapi.Dialer, token string, spec cube.ExecSpec) (cube.ExecSession, error) {
-	pc, transport := newProcessClient(dial, execHeaders(token, spec))
-	// A deadline of ctx would travel to the agent and become the program's.
-	streamCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	s := &session{ctx: streamCtx, pc: pc, transport: transport, token: token, tty: spec.TTY != nil}
-	unlink := context.AfterFunc(ctx, cancel)
-	s.stop = func() {
-		unlink()
-		cancel()
-		transport.CloseIdleConnections()
-	}
-	stream, err := pc.Start(streamCtx, connect.NewRequest(startRequest(spec)))
-	if err == nil {
-		s.stream = stream
-		err = s.receiveStart()
-	}
+	s, err := start(ctx, dial, token, spec)
 	if err != nil {
-		if s.stream != nil {
-			_ = s.stream.Close()
-		}
-		s.stop()
-		return nil, callError(ctx, err)
+		return nil, fmt.Errorf("exec: %w", err)
 	}
-	s.parent = ctx
 	return s, nil
 }
 
-func execHeaders(token string, spec cube.ExecSpec) http.Header {
-	h := http.Header{}
-	if token != "" {
-		h.Set(tokenHeader, token)
+func start(ctx context.Context, dial guestapi.Dialer, token string, spec cube.ExecSpec) (*session, error) {
+	msg := startMessage(token, spec)
+	payload := msg.Encode()
+	if len(payload) > wire.MaxRequest {
+		return nil, cube.Errorf(cube.CodeInvalid, "the arguments and variables are larger than %d bytes", wire.MaxRequest)
 	}
-	if spec.User != "" {
-		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(spec.User+":")))
+	conn, stop, err := open(ctx, dial, wire.AppendFrame([]byte{wire.Magic}, wire.KindStart, payload))
+	if err != nil {
+		return nil, err
 	}
-	if spec.Timeout > 0 {
-		h.Set(timeoutHeader, strconv.FormatInt(max(spec.Timeout.Milliseconds(), 1), 10))
+	frames := &wire.Reader{R: conn, Max: wire.MaxReply}
+	pid, err := started(ctx, frames)
+	if err != nil {
+		stop()
+		return nil, err
 	}
-	return h
+	s := &session{
+		ctx: ctx, conn: conn, stop: stop, tty: spec.TTY != nil,
+		events: make(chan received, eventQueue), closed: make(chan struct{}), ended: make(chan struct{}),
+		credit: wire.Window, refill: make(chan struct{}, 1),
+	}
+	s.events <- received{ev: cube.ExecEvent{PID: pid}}
+	go s.receive(frames)
+	return s, nil
 }
 
-func startRequest(spec cube.ExecSpec) *processpb.StartRequest {
-	req := &processpb.StartRequest{
-		Process: &processpb.ProcessConfig{Envs: spec.Env},
-		Stdin:   &spec.Stdin,
-	}
-	if len(spec.Args) > 0 {
-		req.Process.Cmd, req.Process.Args = spec.Args[0], spec.Args[1:]
-	}
-	if spec.Cwd != "" {
-		req.Process.Cwd = &spec.Cwd
+func startMessage(token string, spec cube.ExecSpec) wire.Start {
+	m := wire.Start{
+		Token: token, Args: spec.Args, Env: spec.Env, Cwd: spec.Cwd, User: spec.User, Stdin: spec.Stdin,
 	}
 	if spec.TTY != nil {
-		req.Pty = &processpb.PTY{Size: &processpb.PTY_Size{Cols: spec.TTY.Cols, Rows: spec.TTY.Rows}}
+		m.PTY, m.Cols, m.Rows = true, spec.TTY.Cols, spec.TTY.Rows
 	}
-	return req
+	if spec.Timeout > 0 {
+		m.TimeoutMs = max(spec.Timeout.Milliseconds(), 1)
+	}
+	return m
 }
 
-// callError turns an error of a call into cube's.
-func callError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return &cube.Error{Code: cube.CodeOf(ctx.Err()), Op: "exec", Err: errors.Join(ctx.Err(), err)}
+// started reads the answer to a start.
+func started(ctx context.Context, frames *wire.Reader) (pid uint32, err error) {
+	kind, payload, err := frames.Next()
+	if err != nil {
+		return 0, unreachable(ctx, err)
 	}
-	var have *cube.Error
-	if errors.As(err, &have) {
-		return err
+	if kind == wire.KindError {
+		return 0, agentError(payload)
 	}
-	var ce *connect.Error
-	if !errors.As(err, &ce) {
-		return &cube.Error{Code: cube.CodeUnavailable, Op: "exec", Err: err}
+	n, err := wire.DecodeNumber(payload)
+	if kind != wire.KindStarted || err != nil || n == 0 || n > 1<<31 {
+		return 0, cube.Errorf(cube.CodeInternal, "the guest agent did not begin with the program's PID")
 	}
-	text := clean(ce.Message())
-	out := &cube.Error{Op: "exec", Err: errors.New(text)}
-	switch ce.Code() {
-	case connect.CodeInvalidArgument:
-		out.Code = cube.CodeInvalid
-	case connect.CodeUnauthenticated:
-		out.Code = cube.CodePermissionDenied
-		if strings.HasPrefix(text, "invalid username") {
-			out.Code, out.Field = cube.CodeInvalid, "user"
-		}
-	case connect.CodeNotFound:
-		out.Code = cube.CodeNotFound
-	case connect.CodeUnimplemented:
-		out.Code = cube.CodeUnimplemented
-	case connect.CodeResourceExhausted:
-		out.Code = cube.CodeResourceExhausted
-	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeUnknown:
-		out.Code = cube.CodeUnavailable
-	default:
-		out.Code = cube.CodeInternal
-	}
-	return out
+	return uint32(n), nil
 }
 
-// session implements cube.ExecSession.
+// eventQueue is how many events are read ahead, each of at most wire.MaxReply bytes. It
+// lets input go on, up to a point, while nobody reads the output.
+const eventQueue = 8
+
+type received struct {
+	ev  cube.ExecEvent
+	err error
+}
+
+// session implements cube.ExecSession. One goroutine receives.
 type session struct {
-	ctx       context.Context // ends with the session
-	parent    context.Context // the caller's
-	stop      func()
-	pc        processconnect.ProcessClient
-	transport *http.Transport
-	token     string
-	tty       bool
-	pid       uint32
+	ctx    context.Context // of Exec
+	conn   net.Conn
+	stop   func()
+	tty    bool
+	events chan received
 
-	stream *connect.ServerStreamForClient[processpb.StartResponse]
-	begun  bool // the PID was handed out
-	ended  bool // the exit was handed out
+	closeOnce sync.Once
+	closed    chan struct{} // closed by Close
+	ended     chan struct{} // closed when nothing more will be received
+
+	writeMu sync.Mutex // one frame at a time
+
+	creditMu sync.Mutex
+	credit   int           // bytes of input that may still be sent
+	refill   chan struct{} // holds a token when credit may have grown
 }
 
-func (s *session) receiveStart() error {
-	if !s.stream.Receive() {
-		return streamEnd(s.stream.Err())
+// receive reads frames until the end and queues them as events.
+func (s *session) receive(frames *wire.Reader) {
+	defer close(s.events)
+	defer close(s.ended)
+	for {
+		r, ok := s.next(frames)
+		if !ok {
+			continue
+		}
+		select {
+		case s.events <- r:
+		case <-s.closed:
+			return
+		}
+		if r.err != nil || r.ev.Exit != nil {
+			s.stop() // the agent waits for it
+			return
+		}
 	}
-	start, ok := s.stream.Msg().GetEvent().GetEvent().(*processpb.ProcessEvent_Start)
-	if !ok || start.Start.GetPid() == 0 {
-		return cube.Errorf(cube.CodeInternal, "the guest agent did not begin with the program's PID")
-	}
-	s.pid = start.Start.GetPid()
-	return nil
 }
 
-// streamEnd is the error of a stream that ended without the event that was due.
-func streamEnd(err error) error {
-	if err == nil {
-		return cube.Errorf(cube.CodeUnavailable, "the guest agent ended the call early")
+// next reads one frame; ok is false when it is no event.
+func (s *session) next(frames *wire.Reader) (r received, ok bool) {
+	kind, payload, err := frames.Next()
+	if err != nil {
+		return received{err: s.lost(err)}, true
 	}
-	return err
+	switch kind {
+	case wire.KindStdout:
+		return output(cube.StreamStdout, payload), true
+	case wire.KindStderr:
+		return output(cube.StreamStderr, payload), true
+	case wire.KindPTY:
+		return output(cube.StreamTTY, payload), true
+	case wire.KindAck:
+		n, err := wire.DecodeNumber(payload)
+		if err == nil && s.acked(n) {
+			return received{}, false
+		}
+	case wire.KindError:
+		return received{err: agentError(payload)}, true
+	case wire.KindEnd:
+		var end wire.End
+		if end.Decode(payload) == nil {
+			return received{ev: cube.ExecEvent{Exit: exitOf(&end)}}, true
+		}
+	}
+	return received{err: cube.Errorf(cube.CodeInternal, "the guest agent sent a frame of kind %d that cannot be read", kind)}, true
+}
+
+func output(s cube.ExecStream, b []byte) received {
+	return received{ev: cube.ExecEvent{Stream: s, Data: append([]byte(nil), b...)}}
+}
+
+// lost is the error of a connection that broke before the end.
+func (s *session) lost(err error) error {
+	select {
+	case <-s.closed:
+		return cube.Errorf(cube.CodeCanceled, "the session is closed")
+	default:
+	}
+	if err == io.EOF {
+		err = errors.New("the guest agent ended the call early")
+	}
+	return unreachable(s.ctx, err)
 }
 
 // Recv implements cube.ExecSession.
 func (s *session) Recv() (cube.ExecEvent, error) {
-	switch {
-	case s.ended:
+	r, ok := <-s.events
+	if !ok {
 		return cube.ExecEvent{}, io.EOF
-	case !s.begun:
-		s.begun = true
-		return cube.ExecEvent{PID: s.pid}, nil
 	}
-	for s.stream.Receive() {
-		ev, ok := event(s.stream.Msg().GetEvent())
-		if !ok {
-			continue
-		}
-		s.ended = ev.Exit != nil
-		return ev, nil
-	}
-	return cube.ExecEvent{}, callError(s.parent, streamEnd(s.stream.Err()))
+	return r.ev, r.err
 }
 
-// event converts an event; a keepalive is none.
-func event(ev *processpb.ProcessEvent) (cube.ExecEvent, bool) {
-	switch v := ev.GetEvent().(type) {
-	case *processpb.ProcessEvent_Data:
-		switch out := v.Data.GetOutput().(type) {
-		case *processpb.ProcessEvent_DataEvent_Stdout:
-			return cube.ExecEvent{Stream: cube.StreamStdout, Data: out.Stdout}, true
-		case *processpb.ProcessEvent_DataEvent_Stderr:
-			return cube.ExecEvent{Stream: cube.StreamStderr, Data: out.Stderr}, true
-		case *processpb.ProcessEvent_DataEvent_Pty:
-			return cube.ExecEvent{Stream: cube.StreamTTY, Data: out.Pty}, true
-		}
-	case *processpb.ProcessEvent_End:
-		return cube.ExecEvent{Exit: exitOf(v.End)}, true
+// acked returns credit and reports whether the agent had any to return.
+func (s *session) acked(n uint64) bool {
+	s.creditMu.Lock()
+	defer s.creditMu.Unlock()
+	if n > uint64(wire.Window-s.credit) {
+		return false
 	}
-	return cube.ExecEvent{}, false
+	s.credit += int(n)
+	select {
+	case s.refill <- struct{}{}:
+	default:
+	}
+	return true
 }
 
-// SendStdin implements cube.ExecSession. It returns when the program took b.
+// takeCredit takes at most n bytes of credit, 0 when there is none.
+func (s *session) takeCredit(n int) int {
+	s.creditMu.Lock()
+	defer s.creditMu.Unlock()
+	n = min(n, s.credit)
+	s.credit -= n
+	return n
+}
+
+// SendStdin implements cube.ExecSession. It returns when b is on its way and the program
+// took all but the last wire.Window bytes of its input.
 func (s *session) SendStdin(b []byte) error {
-	const piece = 256 << 10
+	const piece = 32 << 10
 	for len(b) > 0 {
-		n := min(len(b), piece)
-		in := &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: b[:n]}}
-		if s.tty {
-			in.Input = &processpb.ProcessInput_Pty{Pty: b[:n]}
+		n := s.takeCredit(min(len(b), piece))
+		if n == 0 {
+			select {
+			case <-s.refill:
+				continue
+			case <-s.ended:
+				return errEnded()
+			case <-s.closed:
+				return errEnded()
+			}
 		}
-		_, err := s.pc.SendInput(s.ctx, connect.NewRequest(&processpb.SendInputRequest{Process: s.selector(), Input: in}))
-		if err != nil {
-			return callError(s.parent, err)
+		if err := s.send(wire.KindStdin, b[:n]); err != nil {
+			return err
 		}
 		b = b[n:]
 	}
 	return nil
 }
 
-func (s *session) selector() *processpb.ProcessSelector {
-	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: s.pid}}
+func errEnded() error { return cube.Errorf(cube.CodeNotFound, "the program has ended") }
+
+// send writes one frame.
+func (s *session) send(k wire.Kind, payload []byte) error {
+	select {
+	case <-s.ended:
+		return errEnded()
+	default:
+	}
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	if _, err := s.conn.Write(wire.AppendFrame(nil, k, payload)); err != nil {
+		return s.lost(err)
+	}
+	return nil
 }
 
 // CloseStdin implements cube.ExecSession. On a terminal it types an end-of-file.
@@ -221,34 +254,29 @@ func (s *session) CloseStdin() error {
 		const endOfFile = 4
 		return s.SendStdin([]byte{endOfFile})
 	}
-	if _, err := s.pc.CloseStdin(s.ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: s.selector()})); err != nil {
-		return callError(s.parent, err)
-	}
-	return nil
+	return s.send(wire.KindCloseStdin, nil)
 }
 
 // Signal implements cube.ExecSession.
 func (s *session) Signal(sig int) error {
-	body, err := json.Marshal(map[string]int{"pid": int(s.pid), "signal": sig})
-	if err != nil {
-		return err
+	const maxSignal = 64
+	if sig < 1 || sig > maxSignal {
+		return cube.InvalidField("signal", "%d is not a signal's number", sig)
 	}
-	return do(s.ctx, s.transport, request{method: http.MethodPost, path: "/signal", token: s.token, body: body})
+	return s.send(wire.KindSignal, wire.EncodeNumber(uint64(sig)))
 }
 
 // Resize implements cube.ExecSession.
 func (s *session) Resize(ws cube.WindowSize) error {
-	req := &processpb.UpdateRequest{Process: s.selector(), Pty: &processpb.PTY{Size: &processpb.PTY_Size{Cols: ws.Cols, Rows: ws.Rows}}}
-	if _, err := s.pc.Update(s.ctx, connect.NewRequest(req)); err != nil {
-		return callError(s.parent, err)
-	}
-	return nil
+	return s.send(wire.KindResize, wire.EncodeSize(ws.Cols, ws.Rows))
 }
 
 // Close implements cube.ExecSession.
 func (s *session) Close() error {
-	s.stop()
-	_ = s.stream.Close() // it says that the call was cancelled, which it was
-	s.transport.CloseIdleConnections()
+	s.closeOnce.Do(func() {
+		close(s.closed)
+		s.stop()
+	})
+	<-s.ended
 	return nil
 }

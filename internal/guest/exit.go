@@ -1,44 +1,32 @@
 package guest
 
 import (
-	"strings"
+	"fmt"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
-	processpb "github.com/cubesandbox/cubelet/api/envd/process"
+	"github.com/cubesandbox/cubelet/internal/agent/wire"
 )
 
-// exitOf converts the end of a program.
-func exitOf(end *processpb.ProcessEvent_EndEvent) *cube.ExecExit {
-	e := &cube.ExecExit{Code: int(end.GetExitCode()), Status: clean(end.GetStatus())}
-	if sig := signalOf(end.GetStatus()); sig != 0 && !end.GetExited() {
-		e.Code = 128 + int(sig)
-		e.Signal = unix.SignalName(sig)
+// exitOf converts the end of a program, whose numbers the guest chose.
+func exitOf(end *wire.End) *cube.ExecExit {
+	const maxCode, maxSignal = 255, 64
+	e := &cube.ExecExit{Error: clean(end.Reason)}
+	if !end.Signal || end.Code < 1 || end.Code > maxSignal {
+		e.Code = int(min(max(end.Code, 0), maxCode))
+		e.Status = fmt.Sprintf("exit status %d", e.Code)
+		return e
 	}
-	if e.Code < 0 || e.Code > 255 {
-		e.Code = 255
+	sig := syscall.Signal(end.Code)
+	e.Code = 128 + int(sig)
+	if e.Signal = unix.SignalName(sig); e.Signal == "" {
+		e.Signal = fmt.Sprintf("SIG%d", int(sig))
 	}
-	// The agent repeats the status as the error of a program that failed by itself.
-	if text := end.GetError(); text != end.GetStatus() {
-		e.Error = clean(text)
+	e.Status = "signal: " + sig.String()
+	if end.Core {
+		e.Status += " (core dumped)"
 	}
 	return e
-}
-
-// signalOf returns the signal that a status such as "signal: killed" names, 0 for none.
-func signalOf(status string) syscall.Signal {
-	name, ok := strings.CutPrefix(status, "signal: ")
-	if !ok {
-		return 0
-	}
-	name = strings.TrimSuffix(name, " (core dumped)")
-	const maxSignal = 64
-	for sig := syscall.Signal(1); sig <= maxSignal; sig++ {
-		if sig.String() == name {
-			return sig
-		}
-	}
-	return 0
 }

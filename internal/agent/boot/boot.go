@@ -48,8 +48,8 @@ func Run(log *slog.Logger) (*Machine, error) {
 			return nil, fmt.Errorf("network: %w", err)
 		}
 	}
-	if err := m.files().ensure(); err != nil {
-		log.Warn("files of /etc", "err", err)
+	if m.files, err = mountIdentity(); err != nil {
+		return nil, err
 	}
 	return m, nil
 }

@@ -16,11 +16,10 @@ import (
 type Machine struct {
 	log   *slog.Logger
 	layer int // descriptor of the writable layer's file system
+	files *identityFiles
 
 	off sync.Once
 }
-
-func (m *Machine) files() etcFiles { return etcFiles{root: "/"} }
 
 // SetTime sets the clock.
 func (m *Machine) SetTime(t time.Time) error {
@@ -59,17 +58,20 @@ func (m *Machine) AddEntropy(b []byte) error {
 
 // SetHostname sets the host name and the files that repeat it.
 func (m *Machine) SetHostname(name string) error {
+	if err := checkHostname(name); err != nil {
+		return err
+	}
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return os.NewSyscallError("sethostname", err)
 	}
-	return m.files().setHostname(name)
+	return m.files.setHostname(name)
 }
 
 // SetMachineID writes /etc/machine-id.
-func (m *Machine) SetMachineID(id string) error { return m.files().setMachineID(id) }
+func (m *Machine) SetMachineID(id string) error { return m.files.setMachineID(id) }
 
 // SetNameservers writes /etc/resolv.conf.
-func (m *Machine) SetNameservers(servers []string) error { return m.files().setNameservers(servers) }
+func (m *Machine) SetNameservers(servers []string) error { return m.files.setNameservers(servers) }
 
 // How long programs have to end by themselves when the machine is powered off.
 const (

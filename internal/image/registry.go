@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/opencontainers/go-digest"
@@ -33,7 +34,7 @@ const (
 	pullLease = 24 * time.Hour
 	// stallTimeout ends an attempt in which the registry sends nothing.
 	stallTimeout   = 60 * time.Second
-	pullAttempts   = 4
+	pullAttempts   = 3
 	firstBackoff   = 300 * time.Millisecond
 	parallelLayers = 3
 )
@@ -43,18 +44,22 @@ var errStalled = errors.New("the registry stopped sending")
 // pull brings an image's blobs into the content store under a lease of its own.
 func (s *Store) pull(ctx context.Context, src tplimage.Source, progress Progress) (_ *Image, err error) {
 	ref, err := name.ParseReference(src.Image)
+	if err == nil {
+		_, err = reference.Parse(ref.Name()) // containerd knows more that is impossible
+	}
 	if err != nil {
-		return nil, cube.InvalidField("image", "%w", err)
+		return nil, cube.InvalidField("image", "%q: %w", src.Image, err)
 	}
 	if s.client == nil {
 		return nil, cube.Errorf(cube.CodeFailedPrecondition, "this node has no containerd to pull images with")
 	}
-	ctx, done, err := s.client.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(pullLease))
+	lease, err := s.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(pullLease))
 	if err != nil {
 		return nil, fmt.Errorf("create lease: %w", err)
 	}
+	ctx = leases.WithLease(ctx, lease.ID)
 	release := func(ctx context.Context) error {
-		if err := done(ctx); err != nil && !errdefs.IsNotFound(err) {
+		if err := s.client.LeasesService().Delete(ctx, lease, leases.SynchronousDelete); ignoreNotFound(err) != nil {
 			return fmt.Errorf("delete lease: %w", err)
 		}
 		return nil
@@ -184,9 +189,9 @@ func (p *puller) fetch(ctx context.Context, d ocispec.Descriptor, count bool) er
 		if cause := context.Cause(f.watch.ctx); cause != nil && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
-		if errdefs.IsFailedPrecondition(err) {
-			// The content has another size or digest. What is here must not be the
-			// beginning of the next attempt.
+		if errdefs.IsFailedPrecondition(err) || hasStatus(err, http.StatusRequestedRangeNotSatisfiable) {
+			// The content has another size or digest, or cannot be read from the middle.
+			// What is here must not be the beginning of the next attempt.
 			err = errors.Join(err, ignoreNotFound(p.store.Abort(ctx, remotes.MakeRefKey(ctx, d))))
 		}
 		return err
@@ -358,4 +363,9 @@ func statusError(err error) error {
 		return cube.Errorf(cube.CodeNotFound, "%w", err)
 	}
 	return cube.Errorf(cube.CodeUnavailable, "%w", err)
+}
+
+func hasStatus(err error, code int) bool {
+	var status remoteerrors.ErrUnexpectedStatus
+	return errors.As(err, &status) && status.StatusCode == code
 }

@@ -95,7 +95,7 @@ func dial(ctx context.Context, socketPath string) (*os.File, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: filepath.Dir(socketPath), Err: err}
 	}
-	defer unix.Close(dir)
+	defer func() { _ = unix.Close(dir) }()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)

@@ -161,7 +161,7 @@ func noCoreMemory() error {
 	if err != nil {
 		return fmt.Errorf("open coredump_filter: %w", err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if _, err := unix.Write(fd, []byte("0")); err != nil {
 		return fmt.Errorf("write coredump_filter: %w", err)
 	}

@@ -24,12 +24,15 @@ const (
 	uidLabel    = "cubelet/uid"
 	parentLabel = "cubelet/cgroup-parent"
 
+	createTimeout   = time.Minute
 	launcherTimeout = 20 * time.Second
 	launcherPoll    = 500 * time.Microsecond
 )
 
 // create builds a slot whose launcher waits. What it leaves behind when it fails is
-// removed before it returns, the caller's end or not.
+// removed before it returns. The end of ctx is obeyed before and after, not within:
+// when a client leaves in the middle of a task's creation, containerd may still finish
+// it, and nobody would ever look for that task.
 func (s *Slots) create(ctx context.Context) (*slot, error) {
 	select {
 	case s.making <- struct{}{}:
@@ -37,11 +40,16 @@ func (s *Slots) create(ctx context.Context) (*slot, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("make VMM slot: %w", ctx.Err())
 	}
-	sl, err := s.createIn(ctx, false)
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	sl, err := s.createIn(whole, false)
 	if err != nil && ctx.Err() == nil && cube.CodeOf(err) == cube.CodeInternal {
 		// The shim that the slot was to join may have died at this moment.
 		s.cfg.Log.Warn("make VMM slot again with another shim", "error", err)
-		sl, err = s.createIn(ctx, true)
+		sl, err = s.createIn(whole, true)
+	}
+	if err == nil && ctx.Err() != nil {
+		err = errors.Join(ctx.Err(), s.destroy(whole, sl))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make VMM slot: %w", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 )
 
@@ -113,7 +114,7 @@ func (s *Slots) removeTask(ctx context.Context, sl *slot, c client.Container) er
 		if err == nil {
 			err = s.deleteTask(ctx, sl, task)
 		}
-		if err == nil || errdefs.IsNotFound(err) {
+		if err == nil {
 			continue
 		}
 		select {
@@ -135,7 +136,7 @@ func (s *Slots) deleteTask(ctx context.Context, sl *slot, task client.Task) erro
 	select {
 	case status := <-exited:
 		if status.Error() != nil {
-			return status.Error()
+			return errgrpc.ToNative(status.Error())
 		}
 	case <-ctx.Done():
 		return ctx.Err()

@@ -96,9 +96,10 @@ func (n *node) config() Config {
 // die ends the daemon's part without telling the slots, as kill -9 would.
 func (n *node) die() {
 	n.t.Helper()
-	n.Slots.mu.Lock()
-	stop, done := n.Slots.stop, n.Slots.done
-	n.Slots.mu.Unlock()
+	n.mu.Lock()
+	slots := n.Slots
+	stop, done := slots.stop, slots.done
+	n.mu.Unlock()
 	stop()
 	if done != nil {
 		<-done
@@ -109,7 +110,7 @@ func (n *node) die() {
 
 func (n *node) stop() {
 	n.t.Helper()
-	if err := n.Slots.Close(); err != nil {
+	if err := n.Close(); err != nil {
 		n.t.Error(err)
 	}
 	n.client.Close()

@@ -59,8 +59,8 @@ func TestQEMUBootsAKernelInASlot(t *testing.T) {
 	testenv.Eventually(t, 2*time.Minute, func() error {
 		text, err := os.ReadFile(console)
 		if err != nil || !bytes.Contains(text, []byte("Linux version")) {
-			errors, _ := os.ReadFile(logs)
-			return fmt.Errorf("console says %.300q, QEMU says %.300q, %v", text, errors, err)
+			said, _ := os.ReadFile(logs)
+			return fmt.Errorf("console says %.300q, QEMU says %.300q: %w", text, said, err)
 		}
 		return nil
 	})

@@ -105,7 +105,8 @@ func (s *slot) instance() vmm.Instance {
 
 // New finds the slots of an earlier daemon and prepares to make new ones: Start makes
 // them ahead of time, Claim on demand. Adopt must come before the first Claim of a
-// daemon that has owners in its journal. Close ends it. Codes: Invalid.
+// daemon that has owners in its journal. Close ends it. Codes: Invalid,
+// FailedPrecondition (the launcher is missing).
 func New(ctx context.Context, cfg Config) (*Slots, error) {
 	cfg.UIDBase, cfg.UIDCount = orDefault(cfg.UIDBase, defaultUIDBase), orDefault(cfg.UIDCount, defaultUIDCount)
 	if err := cfg.check(); err != nil {
@@ -159,6 +160,11 @@ func (c Config) check() error {
 	}
 	if c.Client == nil || c.Log == nil {
 		return cube.InvalidField("runc", "client and log are needed")
+	}
+	// A VMM's user is no owner and no group of the launcher.
+	if info, err := os.Stat(c.Launcher); err != nil || !info.Mode().IsRegular() || info.Mode()&0o001 == 0 {
+		e := cube.Errorf(cube.CodeFailedPrecondition, "%s is not a program that every user may execute", c.Launcher)
+		return e.WithHint("install vmm-launcher, which is built together with cubelet, with mode 0755")
 	}
 	return nil
 }

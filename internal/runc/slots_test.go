@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -308,9 +309,9 @@ func TestADeadWaitingSlotIsNeverClaimed(t *testing.T) {
 	n := newNode(t, 1)
 	n.Start(t.Context())
 	waitFull(t, n)
-	n.Slots.mu.Lock()
+	n.mu.Lock()
 	victim := n.waiting[0]
-	n.Slots.mu.Unlock()
+	n.mu.Unlock()
 	if err := killProcess(victim.process); err != nil {
 		t.Fatal(err)
 	}
@@ -333,4 +334,36 @@ func TestUserIDsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.claim("sb-2")
+}
+
+func TestKVMIsGivenOnlyWhenAsked(t *testing.T) {
+	n := newNode(t, 0)
+	n.jail.kvm = true
+	n.claim("sb-1")
+	if r := n.probe("sb-1", "wait"); r.Attempts["stat /dev/kvm"] != "" || r.Attempts["stat /dev/net/tun"] == "" {
+		t.Errorf("kvm: %q, tun: %q", r.Attempts["stat /dev/kvm"], r.Attempts["stat /dev/net/tun"])
+	}
+}
+
+func TestACancelledClaimLeavesNothing(t *testing.T) {
+	n := newNode(t, 0)
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*30*time.Millisecond)
+			defer cancel()
+			owner := "sb-" + strconv.Itoa(i)
+			_, err := n.Claim(ctx, owner, limits())
+			if err == nil {
+				err = n.Destroy(t.Context(), owner)
+			} else if cube.CodeOf(err) == cube.CodeDeadlineExceeded {
+				err = nil
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	assertEmpty(t, n)
 }

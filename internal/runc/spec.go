@@ -52,8 +52,13 @@ func makeSkeleton(root string) error {
 	for _, d := range hostDirs() {
 		dirs = append(dirs, d.target)
 	}
-	for _, d := range dirs {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+	for _, d := range append(dirs, "/run", "/") {
+		path := filepath.Join(root, d)
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return fmt.Errorf("create root skeleton: %w", err)
+		}
+		// Whatever the umask: the VMM's user must be able to pass.
+		if err := os.Chmod(path, 0o755); err != nil {
 			return fmt.Errorf("create root skeleton: %w", err)
 		}
 	}
@@ -135,8 +140,11 @@ func (j jail) spec(s *slot, group string) *specs.Spec {
 			Devices:     j.devices(id),
 			Seccomp:     seccompProfile(),
 			Namespaces: []specs.LinuxNamespace{
-				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-				{Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+				{Type: specs.PIDNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace},
+				{Type: specs.NetworkNamespace},
 			},
 			MaskedPaths:   []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi", "/proc/scsi"},
 			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/cubesandbox/cubelet/internal/vmm"
 )
@@ -80,7 +81,7 @@ func (s *Slots) taskStatus(ctx context.Context, sl *slot) (client.ExitStatus, er
 	}
 	select {
 	case status := <-exited:
-		return status, status.Error()
+		return status, errgrpc.ToNative(status.Error())
 	case <-ctx.Done():
 		return client.ExitStatus{}, ctx.Err()
 	}

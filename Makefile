@@ -35,8 +35,7 @@ clean: ## Stop the node, remove all of it, and remove what was built
 .PHONY: build
 build: ## Build all programs, static, into bin/
 	@mkdir -p bin
-	@$(STATIC) -o bin/ $$(go list ./cmd/...)
-	@$(STATIC) -o bin/ $(SHIM)
+	@$(STATIC) -o bin/ ./cmd/... $(SHIM)
 
 .PHONY: deps
 deps: ## Install what building, testing and running need (Debian 12 or 13, as root)

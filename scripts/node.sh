@@ -40,8 +40,12 @@ start_node() {
 	local pid
 	if node_runs; then
 		wait_until 30 cubecli version || explain "a node holds $node_lock and does not answer on $CUBELET_ADDRESS"
-		note "it runs already (process $(<"$node_lock"))"
-		return
+		if [[ $(readlink "/proc/$(<"$node_lock")/exe") != *' (deleted)' ]]; then
+			note "it runs already (process $(<"$node_lock"))"
+			return
+		fi
+		note "process $(<"$node_lock") runs an older build: restarting it; its sandboxes go on"
+		stop_node
 	fi
 	install -d -m 0711 "$CUBELET_ROOT"
 	setsid "$repo/bin/cubelet" serve --root "$CUBELET_ROOT" --libexec "$repo/bin" </dev/null >>"$node_log" 2>&1 &
@@ -60,6 +64,16 @@ explain() {
 	printf '\n%s--- cubelet doctor ---%s\n' "$dim" "$plain" >&2
 	"$repo/bin/cubelet" doctor --root "$CUBELET_ROOT" --libexec "$repo/bin" >&2 || true
 	die "$1"
+}
+
+# place_template makes the template base, unless the node has it.
+place_template() {
+	if cubecli template inspect base >/dev/null 2>&1; then
+		note "it is there already"
+		return
+	fi
+	"$repo/scripts/build-base-image" "$repo/build/images/base.tar"
+	cubecli template create --name base --from-archive "$repo/build/images/base.tar"
 }
 
 # stop_node ends the daemon and returns when it is gone. Sandboxes go on without it.

@@ -118,8 +118,11 @@ func TestParseMetadata(t *testing.T) {
 		{`{"team":"a","empty":""}`, map[string]string{"team": "a", "empty": ""}, nil},
 		{`{"host-mount":[]}`, map[string]string{}, []cube.HostMount{}},
 		{`{"host-mount":[{"hostPath":"/data/models","containerPath":"/mnt/models"}]}`, map[string]string{}, []cube.HostMount{models}},
-		{`{"host-mount":"[{\"hostPath\":\"/data/models\",\"containerPath\":\"/mnt/models\",\"readOnly\":true}]","k":"v"}`,
-			map[string]string{"k": "v"}, []cube.HostMount{readOnly}},
+		{
+			`{"host-mount":"[{\"hostPath\":\"/data/models\",\"containerPath\":\"/mnt/models\",\"readOnly\":true}]","k":"v"}`,
+			map[string]string{"k": "v"},
+			[]cube.HostMount{readOnly},
+		},
 	} {
 		meta, mounts, err := cube.ParseMetadata([]byte(tc.in))
 		if err != nil {

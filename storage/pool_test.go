@@ -341,8 +341,11 @@ func TestCheckListsWhatDoesNotBelong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Finding{
-		{odd, "is not part of a pool"}, {temp, "is a file that was not written to its end"},
-		{stray, "belongs to no sandbox"}, {scratch, "was left in scratch"}, {link, "is no regular file"},
+		{odd, "is not part of a pool"},
+		{temp, "is a file that was not written to its end"},
+		{stray, "belongs to no sandbox"},
+		{scratch, "was left in scratch"},
+		{link, "is no regular file"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)

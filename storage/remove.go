@@ -28,7 +28,7 @@ func (p *Pool) removeTree(ctx context.Context, parent, name string) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: parent, Err: err}
 	}
-	defer unix.Close(dir)
+	defer func() { _ = unix.Close(dir) }() // read only
 	return removeEntry(ctx, &remover{top: -1}, dir, name, 0)
 }
 

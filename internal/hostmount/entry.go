@@ -80,7 +80,7 @@ func (e *entry) before(name string) error {
 func (e *entry) move(name string, change func() error) error {
 	// Whoever sets it first decides: the thread that it goes on, the deadline that it stops.
 	var decided atomic.Bool
-	failed := make(chan error)
+	failed := make(chan error, 1) // a thread that is left behind still ends
 	go func() {
 		// Never unlocked: the thread is of no use for anything else.
 		runtime.LockOSThread()
@@ -103,7 +103,6 @@ func (e *entry) move(name string, change func() error) error {
 	case err = <-failed:
 	case <-timer.C:
 		if decided.CompareAndSwap(false, true) {
-			go func() { <-failed }() // let the thread end when it comes back
 			return fmt.Errorf("%s: %w", name, errHangs)
 		}
 		err = <-failed

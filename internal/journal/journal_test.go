@@ -384,13 +384,9 @@ func TestFullDiskIsNoSpaceAndHealsWhenFreed(t *testing.T) {
 
 // TestJournalBehavesLikeAMap walks at random over commits and reopenings.
 func TestJournalBehavesLikeAMap(t *testing.T) {
+	temp := t.TempDir
 	rapid.Check(t, func(t *rapid.T) {
-		dir, err := os.MkdirTemp("", "journal")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		path := filepath.Join(dir, "j")
+		path := filepath.Join(temp(), "j")
 		j, err := Open(path, Config{})
 		if err != nil {
 			t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -68,13 +67,4 @@ func openTest(t *testing.T, path string) *Journal {
 		}
 	})
 	return j
-}
-
-// each runs fn n times at once and returns when all are done.
-func each(n int, fn func(i int)) {
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { fn(i) })
-	}
-	wg.Wait()
 }

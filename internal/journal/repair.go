@@ -9,13 +9,15 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/cubesandbox/cubelet/internal/durable"
 )
 
 const (
-	asideInfix = ".corrupt-"
-	asideTime  = "20060102T150405.000000000Z"
+	asideInfix     = ".corrupt-"
+	repairedSuffix = ".repaired"
+	asideTime      = "20060102T150405.000000000Z"
 )
 
 // recoverDamage turns a panic into an error. bbolt panics on pages that make no sense.
@@ -89,44 +91,55 @@ func rawOpen(path string) (db *bolt.DB, err error) {
 // about the file's content.
 func isEnvironment(err error) bool {
 	var errno syscall.Errno
-	return errors.As(err, &errno) || errors.Is(err, bolt.ErrTimeout)
+	return errors.As(err, &errno) || errors.Is(err, bolterrors.ErrTimeout)
 }
 
-// replaceBroken sets the database file aside, starts a new one and carries over the
-// records that can be read and whose checksum is right.
+// replaceBroken puts a new database in the place of a broken one, with the records that
+// can be read and whose checksum is right, and leaves the broken file aside. The new one
+// is complete before it gets the name: a daemon that dies on the way changed nothing.
 func (j *Journal) replaceBroken(damage error) (*bolt.DB, error) {
-	now := time.Now().UTC()
-	aside := j.path + asideInfix + now.Format(asideTime)
-	if err := durable.Rename(j.path, aside); err != nil {
-		return nil, fmt.Errorf("set aside: %w", err)
-	}
-	broken, err := os.ReadFile(aside)
+	broken, err := os.ReadFile(j.path)
 	if err != nil {
 		return nil, err
 	}
-	db, newDamage, err := openDB(j.path)
-	if err = errors.Join(newDamage, err); err != nil {
-		return nil, err
-	}
+	now := time.Now().UTC()
+	aside, repaired := j.path+asideInfix+now.Format(asideTime), j.path+repairedSuffix
 	records, version := salvage(broken)
 	reason := fmt.Sprintf("database file is damaged (%v); %d records were carried over", damage, len(records))
-	j.log.Error("journal is damaged and was set aside", "aside", aside, "err", damage, "carriedOver", len(records))
+	j.log.Error("journal is damaged and is set aside", "aside", aside, "err", damage, "carriedOver", len(records))
+	if version != nil {
+		records = append(records, Op{bucket: metaBucket, key: schemaKey, value: version})
+	}
+	err = writeRepaired(repaired, records, Quarantine{Path: aside, Reason: reason, Time: now})
+	if err != nil {
+		return nil, fmt.Errorf("write repaired database: %w", err)
+	}
+	if err := os.Link(j.path, aside); err != nil {
+		return nil, fmt.Errorf("set aside: %w", err)
+	}
+	if err := durable.Rename(repaired, j.path); err != nil {
+		return nil, err
+	}
+	db, newDamage, err := openDB(j.path)
+	return db, errors.Join(newDamage, err)
+}
+
+// writeRepaired makes a database with the records and a word about where they are from.
+func writeRepaired(path string, records []Op, q Quarantine) error {
+	if err := durable.Remove(path); err != nil { // of a daemon that died here
+		return err
+	}
+	db, err := rawOpen(path)
+	if err != nil {
+		return err
+	}
 	err = db.Update(func(tx *bolt.Tx) error {
 		if err := applyOps(tx, records); err != nil {
 			return err
 		}
-		if version != nil {
-			meta := Op{bucket: metaBucket, key: schemaKey, value: version}
-			if err := applyOps(tx, []Op{meta}); err != nil {
-				return err
-			}
-		}
-		return addQuarantine(tx, Quarantine{Path: aside, Reason: reason, Time: now})
+		return addQuarantine(tx, q)
 	})
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return db, nil
+	return errors.Join(err, db.Close())
 }
 
 // salvage reads what it can of a damaged file: the records with a right checksum, and

@@ -1,6 +1,6 @@
 // Package runc keeps VMM processes in runc containers. A slot is one container whose
 // first process, vmm-launcher, waits to become the VMM; slots are made ahead of time
-// and taken over by an owner, a sandbox or a template, in less than a millisecond.
+// and taken over by an owner, a sandbox or a template, in about a millisecond.
 // Slots outlive the daemon: containerd's shim is their parent.
 package runc
 

@@ -21,8 +21,9 @@ func (p *Pool) Probe(ctx context.Context) error {
 	}
 	done := make(chan error, 1)
 	go func() {
-		defer p.probing.Unlock()
-		done <- p.probe(ctx)
+		err := p.probe(ctx)
+		p.probing.Unlock() // before the answer: the next probe may follow at once
+		done <- err
 	}()
 	var err error
 	select {

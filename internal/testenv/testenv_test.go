@@ -21,9 +21,9 @@ type recorder struct {
 	cleanups []func()
 }
 
-func (r *recorder) Name() string     { return r.name }
-func (r *recorder) Helper()          {}
-func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Name() string      { return r.name }
+func (r *recorder) Helper()           {}
+func (r *recorder) Cleanup(f func())  { r.cleanups = append(r.cleanups, f) }
 func (r *recorder) Error(args ...any) { r.errors = append(r.errors, fmt.Sprint(args...)) }
 
 func (r *recorder) Errorf(f string, args ...any) {

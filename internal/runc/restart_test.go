@@ -41,9 +41,6 @@ func TestDaemonRestartKeepsRunningSlotsAndNoOthers(t *testing.T) {
 		t.Errorf("user ID %d is used twice", in.UID)
 	}
 
-	if err := unix.Kill(kept.Process.PID, unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
 	if err := unix.Kill(kept.Process.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

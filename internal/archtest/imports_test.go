@@ -40,6 +40,7 @@ var layers = []layer{
 	{"internal/durable", nil},
 	{"internal/launch", nil},
 	{"internal/image/erofs", nil},
+	{"internal/agent/wire", nil},
 
 	// Adapters: one kind of host object each.
 	{"storage/...", with(data, "internal/durable")},
@@ -48,7 +49,7 @@ var layers = []layer{
 	{"internal/runc", with(data, "internal/launch")},
 	{"internal/vmm/qemu/...", data},
 	{"internal/initramfs", with(data, "internal/durable")},
-	{"internal/guest", with(data, "api/envd/...")},
+	{"internal/guest", with(data, "api/envd/...", "internal/agent/wire")},
 	{"internal/image", with(data, "internal/image/erofs")},
 	{"internal/template", with(data, "internal/durable")},
 	{"internal/journal", with(data, "internal/durable")},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/launch"
@@ -85,6 +86,7 @@ func (s *Slots) take(ctx context.Context) (*slot, error) {
 		if n := len(s.waiting); n > 0 {
 			sl = s.waiting[0]
 			s.waiting = s.waiting[1:]
+			s.claimed = time.Now()
 		} else {
 			s.user++
 		}

@@ -8,10 +8,15 @@ import (
 const (
 	refillPauseMin = 100 * time.Millisecond
 	refillPauseMax = 30 * time.Second
+
+	// refillQuiet is how long after a claim no slot is made while others wait: making one
+	// takes a processor for as long as the claim's machine needs to come up.
+	refillQuiet = 500 * time.Millisecond
 )
 
 // Start begins to keep Target slots waiting, until Close or the end of ctx. One at a
-// time, and only while no Claim makes a slot: claims come first.
+// time, only while no Claim makes a slot, and a while after the last claim: claims come
+// first.
 func (s *Slots) Start(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -27,8 +32,8 @@ func (s *Slots) refill(ctx context.Context, done chan<- struct{}) {
 	defer close(done)
 	pause := refillPauseMin
 	for {
-		wait := time.Duration(0)
-		if s.wanted() {
+		wanted, wait := s.wanted()
+		if wanted && wait == 0 {
 			if err := s.addWaiting(ctx); err == nil {
 				pause = refillPauseMin
 				continue
@@ -62,10 +67,17 @@ func (s *Slots) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (s *Slots) wanted() bool {
+// wanted tells whether a slot is to be made, and how long to wait before.
+func (s *Slots) wanted() (bool, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.user == 0 && len(s.waiting) < s.cfg.Target
+	if s.user > 0 || len(s.waiting) >= s.cfg.Target {
+		return false, 0
+	}
+	if len(s.waiting) == 0 {
+		return true, 0
+	}
+	return true, max(0, refillQuiet-time.Since(s.claimed))
 }
 
 func (s *Slots) addWaiting(ctx context.Context) error {

@@ -71,6 +71,7 @@ type Slots struct {
 	claims  map[string]chan struct{} // owners whose Claim runs; closed at its end
 	foreign []*slot                  // unowned slots of an earlier daemon, until Adopt
 	user    int                      // Claims that are making a slot now
+	claimed time.Time                // when a waiting slot was taken last
 	closed  bool
 }
 

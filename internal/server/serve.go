@@ -21,6 +21,10 @@ const (
 	pingAfter      = 30 * time.Second // of silence on an HTTP/2 connection
 	pingTimeout    = 15 * time.Second
 	maxHeaderBytes = 64 << 10
+	// One stream whose receiver is slow must not use up its connection's window, which
+	// all calls of a client share; the latter cannot be larger.
+	streamWindow = 512 << 10
+	connWindow   = 4<<20 - 1
 )
 
 // grace is how long calls may go on once a server is told to stop.
@@ -133,9 +137,14 @@ func (s *serving) server(calls, streams context.Context) *http.Server {
 			}
 			s.handler.ServeHTTP(w, r)
 		}),
-		BaseContext:       func(net.Listener) context.Context { return calls },
-		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		BaseContext: func(net.Listener) context.Context { return calls },
+		Protocols:   &protocols,
+		HTTP2: &http.HTTP2Config{
+			SendPingTimeout:               pingAfter,
+			PingTimeout:                   pingTimeout,
+			MaxReceiveBufferPerStream:     streamWindow,
+			MaxReceiveBufferPerConnection: connWindow,
+		},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,

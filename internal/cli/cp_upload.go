@@ -62,7 +62,7 @@ func (x *copier) send(ctx context.Context, to string, r io.Reader) error {
 }
 
 func (x *copier) uploadFile(ctx context.Context, src, to string, modes map[fs.FileMode][]string) error {
-	f, err := os.Open(src) //nolint:gosec // the user names it
+	f, err := os.Open(src)
 	if err != nil {
 		return err
 	}

@@ -9,10 +9,10 @@ import (
 	"io/fs"
 	"net"
 	"strings"
+	"syscall"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
 	cubev1 "github.com/cubesandbox/cubelet/api/cube/v1"
@@ -149,7 +149,7 @@ func prefixed(err error, message string) string {
 func unreachable(err error, dial *net.OpError) explained {
 	p := explained{text: prefixed(err, fmt.Sprintf("cannot reach the node at %s: %v", dial.Addr, dial.Err)), code: codeName(connect.CodeUnavailable)}
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		p.hint = "Is cubelet running? Start it, or name another address with --address or CUBELET_ADDRESS."
 	case errors.Is(err, fs.ErrPermission):
 		p.hint = "Only root and the user that runs cubelet may connect; try sudo."

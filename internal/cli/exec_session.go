@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	cube "github.com/cubesandbox/cubelet"
@@ -210,7 +209,7 @@ func (x *execSession) waitForRoom(n uint64) bool {
 // those about cubecli's own terminal job, children and pipes.
 func forwarded() []os.Signal {
 	return []os.Signal{
-		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM, unix.SIGWINCH,
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGWINCH,
 	}
 }
 
@@ -222,7 +221,7 @@ func (x *execSession) forward(signals <-chan os.Signal, done <-chan struct{}) {
 		case <-done:
 			return
 		case s := <-signals:
-			if s == unix.SIGINT || s == unix.SIGTERM {
+			if s == syscall.SIGINT || s == syscall.SIGTERM {
 				interrupts++
 			}
 			if interrupts > patience {
@@ -241,8 +240,8 @@ func (x *execSession) message(s os.Signal) *cubev1.ExecSandboxRequest {
 	switch {
 	case !ok:
 		return nil
-	case number != unix.SIGWINCH:
-		return &cubev1.ExecSandboxRequest{Request: &cubev1.ExecSandboxRequest_Signal{Signal: int32(number)}} //nolint:gosec // 1 to 64
+	case number != syscall.SIGWINCH:
+		return &cubev1.ExecSandboxRequest{Request: &cubev1.ExecSandboxRequest_Signal{Signal: int32(number)}}
 	case x.start.GetTty() == nil:
 		return nil
 	}
@@ -256,7 +255,7 @@ func (a *app) windowSize() *cubev1.WindowSize {
 			continue
 		}
 		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 && rows > 0 {
-			return &cubev1.WindowSize{Cols: uint32(cols), Rows: uint32(rows)} //nolint:gosec // positive and small
+			return &cubev1.WindowSize{Cols: uint32(cols), Rows: uint32(rows)}
 		}
 	}
 	return &cubev1.WindowSize{Cols: 80, Rows: 24}

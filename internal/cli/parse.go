@@ -61,7 +61,7 @@ func (a *app) environment(files, pairs []string) (map[string]string, error) {
 }
 
 func (a *app) envFile(env map[string]string, path string) error {
-	f, err := os.Open(path) //nolint:gosec // the user names it
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}

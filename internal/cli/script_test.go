@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -33,6 +34,12 @@ func TestMain(m *testing.M) {
 
 // serve runs a fake node until the test ends and returns its address.
 func serve(t testing.TB, n *cubetest.Node) string {
+	address, _ := serveUntil(t, n)
+	return address
+}
+
+// serveUntil is serve with a function that stops the node earlier.
+func serveUntil(t testing.TB, n *cubetest.Node) (address string, stop func()) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cubecli")
 	if err != nil {
@@ -50,14 +57,15 @@ func serve(t testing.TB, n *cubetest.Node) string {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ctx, []net.Listener{l}, handler, log) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("serve: %v", err)
 		}
 		_ = os.RemoveAll(dir)
 	})
-	return "unix://" + filepath.Join(dir, "s")
+	t.Cleanup(stop)
+	return "unix://" + filepath.Join(dir, "s"), stop
 }
 
 func TestScripts(t *testing.T) {

@@ -29,7 +29,7 @@ func (s sandboxes) Exec(ctx context.Context, ref string, spec cube.ExecSpec) (cu
 	if len(args) == 0 {
 		args = []string{"echo", "entrypoint"}
 	}
-	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // the test chose it; it outlives the call
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = s.n.GuestDir(sb.ID)
 	if args[0] == "chmod" || args[0] == "ln" {
 		mapPaths(cmd.Args[1:], cmd.Dir)
@@ -76,7 +76,7 @@ func (x *session) start(spec cube.ExecSpec) error {
 	var outputs []output
 	var err error
 	if spec.TTY != nil {
-		size := &pty.Winsize{Cols: uint16(spec.TTY.Cols), Rows: uint16(spec.TTY.Rows)} //nolint:gosec // checked by the server
+		size := &pty.Winsize{Cols: uint16(spec.TTY.Cols), Rows: uint16(spec.TTY.Rows)}
 		if x.tty, err = pty.StartWithSize(x.cmd, size); err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func (x *session) run(outputs []output, timeout time.Duration) {
 	if timeout > 0 {
 		defer time.AfterFunc(timeout, func() { _ = x.cmd.Process.Kill() }).Stop()
 	}
-	x.deliver(cube.ExecEvent{PID: uint32(x.cmd.Process.Pid)}) //nolint:gosec // a process ID
+	x.deliver(cube.ExecEvent{PID: uint32(x.cmd.Process.Pid)})
 	var readers sync.WaitGroup
 	for _, o := range outputs {
 		readers.Go(func() { x.copy(o) })
@@ -212,7 +212,7 @@ func (x *session) Resize(ws cube.WindowSize) error {
 	if x.tty == nil {
 		return cube.Errorf(cube.CodeFailedPrecondition, "no terminal")
 	}
-	return pty.Setsize(x.tty, &pty.Winsize{Cols: uint16(ws.Cols), Rows: uint16(ws.Rows)}) //nolint:gosec // checked by the server
+	return pty.Setsize(x.tty, &pty.Winsize{Cols: uint16(ws.Cols), Rows: uint16(ws.Rows)})
 }
 
 // Close implements cube.ExecSession. A SendStdin that the program does not read stays

@@ -12,7 +12,7 @@ import (
 
 // The phases of package cube and of the API have the same numbers; a test holds that.
 
-func fromPhase(p cube.Phase) cubev1.Phase { return cubev1.Phase(p) } //nolint:gosec // nine values
+func fromPhase(p cube.Phase) cubev1.Phase { return cubev1.Phase(p) }
 
 func fromSandbox(s cube.Sandbox) *cubev1.Sandbox {
 	return &cubev1.Sandbox{
@@ -60,7 +60,7 @@ func fromTime(t time.Time) *timestamppb.Timestamp {
 }
 
 // count converts a number that cannot be negative.
-func count(n int) uint32 { return uint32(max(n, 0)) } //nolint:gosec // sizes and counts of one node
+func count(n int) uint32 { return uint32(max(n, 0)) }
 
 // toSandboxSpec converts and checks a create request.
 func toSandboxSpec(req *cubev1.CreateSandboxRequest) (cube.SandboxSpec, error) {
@@ -177,7 +177,7 @@ func fromExecEvent(e cube.ExecEvent) *cubev1.ExecSandboxResponse {
 	switch {
 	case e.Exit != nil:
 		return &cubev1.ExecSandboxResponse{Response: &cubev1.ExecSandboxResponse_Exited{Exited: &cubev1.ExecExited{
-			ExitCode: int32(e.Exit.Code), //nolint:gosec // 0 to 255
+			ExitCode: int32(e.Exit.Code),
 			Signal:   valid(e.Exit.Signal),
 			Status:   valid(e.Exit.Status),
 			Error:    valid(e.Exit.Error),

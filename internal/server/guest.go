@@ -120,7 +120,7 @@ func (t *guestTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if res.StatusCode < 200 {
-		res.Body.Close() //nolint:errcheck // the answer is refused
+		res.Body.Close()
 		return nil, cube.Errorf(cube.CodeUnavailable, "the guest answered %d", res.StatusCode)
 	}
 	return &http.Response{

@@ -102,7 +102,7 @@ func TestPeersOfOtherUsersAreTurnedAway(t *testing.T) {
 	r := newRig(t)
 	// Everybody may open the socket, so that only the credentials decide.
 	for _, p := range []string{filepath.Dir(r.socket), r.socket} {
-		if err := os.Chmod(p, 0o777); err != nil { //nolint:gosec // see above
+		if err := os.Chmod(p, 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,7 +138,7 @@ func copyOfSelf(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "self")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, b, 0o755)); err != nil { //nolint:gosec // others run it
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, b, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -306,8 +306,10 @@ func TestTCPNeedsMutualTLS13(t *testing.T) {
 		}
 	})
 	for i, files := range [][3]string{
-		{"", ours.file("server.key"), ours.file("ca.crt")}, {ours.file("server.crt"), ours.file("server.key"), ""},
-		{ours.file("server.crt"), ours.file("client.key"), ours.file("ca.crt")}, {ours.file("server.crt"), ours.file("server.key"), ours.file("ca.key")},
+		{"", ours.file("server.key"), ours.file("ca.crt")},
+		{ours.file("server.crt"), ours.file("server.key"), ""},
+		{ours.file("server.crt"), ours.file("client.key"), ours.file("ca.crt")},
+		{ours.file("server.crt"), ours.file("server.key"), ours.file("ca.key")},
 	} {
 		if l, err := ListenTLS("127.0.0.1:0", files[0], files[1], files[2]); err == nil {
 			_ = l.Close()

@@ -24,7 +24,7 @@ func ListenTLS(addr, cert, key, clientCA string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: load certificate: %w", addr, err)
 	}
-	pem, err := os.ReadFile(clientCA) //nolint:gosec // the operator names the file
+	pem, err := os.ReadFile(clientCA)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: client CA: %w", addr, err)
 	}

@@ -83,7 +83,9 @@ func (s *serving) run(ctx context.Context, listeners []net.Listener) error {
 	defer stopCalls.Stop()
 	err = errors.Join(err, s.shutdown(ctx, srv))
 	for range running {
-		<-failed // http.ErrServerClosed
+		if serveErr := <-failed; !errors.Is(serveErr, http.ErrServerClosed) {
+			err = errors.Join(err, serveErr)
+		}
 	}
 	return err
 }

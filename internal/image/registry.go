@@ -82,11 +82,8 @@ func (s *Store) pull(ctx context.Context, src tplimage.Source, progress Progress
 
 // resumable reports whether a later attempt can go on where this one ended.
 func resumable(err error) bool {
-	switch cube.CodeOf(err) {
-	case cube.CodeUnavailable, cube.CodeDeadlineExceeded, cube.CodeCanceled:
-		return true
-	}
-	return false
+	code := cube.CodeOf(err)
+	return code == cube.CodeUnavailable || code == cube.CodeDeadlineExceeded || code == cube.CodeCanceled
 }
 
 func (s *Store) resolver(ctx context.Context, plainHTTP bool) remotes.Resolver {

@@ -7,8 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	cube "github.com/cubesandbox/cubelet"
 )
@@ -22,8 +21,8 @@ const (
 // from what it did to the machine.
 func (m *Manager) explain(err error, console string) error {
 	code := cube.CodeOf(err)
-	var st unix.Statfs_t
-	if unix.Statfs(m.cfg.Dir, &st) == nil && int64(st.Bavail)*st.Bsize < spareBytes/4 && code == cube.CodeInternal {
+	var st syscall.Statfs_t
+	if syscall.Statfs(m.cfg.Dir, &st) == nil && int64(st.Bavail)*st.Bsize < spareBytes/4 && code == cube.CodeInternal {
 		code = cube.CodeNoSpace
 		err = fmt.Errorf("the pool is full: %w", err)
 	}

@@ -16,9 +16,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/durable"
@@ -123,8 +122,8 @@ func New(cfg Config) (*Manager, error) {
 }
 
 func hostBounds() (Bounds, error) {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
+	var info syscall.Sysinfo_t
+	if err := syscall.Sysinfo(&info); err != nil {
 		return Bounds{}, fmt.Errorf("memory of the host: %w", err)
 	}
 	return Bounds{MaxVCPUs: 4 * runtime.NumCPU(), MaxMemoryMiB: int(info.Totalram * uint64(info.Unit) >> 20)}, nil

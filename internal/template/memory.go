@@ -9,9 +9,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/durable"
@@ -71,8 +70,8 @@ func (m *Manager) makeSize(ctx context.Context, b memoryBuild) (_ sizeManifest, 
 
 // reserve sets space of the pool aside for a guest's memory.
 func (m *Manager) reserve(r cube.Resources) (release func(), err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(m.cfg.Dir, &st); err != nil {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(m.cfg.Dir, &st); err != nil {
 		return nil, fmt.Errorf("free space of the pool: %w", err)
 	}
 	need := int64(r.MemoryMiB) << 20

@@ -37,7 +37,7 @@ func (a *app) dial() (*client, error) {
 	}
 	var protocols http.Protocols
 	transport := &http.Transport{Protocols: &protocols, DisableCompression: true}
-	c := &client{http: &http.Client{Transport: transport}}
+	c := &client{}
 	if path, ok := socketPath(a.address); ok {
 		protocols.SetUnencryptedHTTP2(true)
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -53,6 +53,7 @@ func (a *app) dial() (*client, error) {
 		transport.TLSClientConfig = config
 		c.base = "https://" + host
 	}
+	c.http = &http.Client{Transport: &roundTripper{transport: transport, local: c.local}}
 	// Neither side gains by compressing on one machine or in one data centre.
 	opts := connect.WithAcceptCompression("gzip", nil, nil)
 	c.sandboxes = cubev1connect.NewSandboxServiceClient(c.http, c.base, opts)
@@ -61,6 +62,24 @@ func (a *app) dial() (*client, error) {
 	a.client = c
 	return c, nil
 }
+
+// roundTripper marks calls that got no answer.
+type roundTripper struct {
+	transport *http.Transport
+	local     bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := t.transport.RoundTrip(r)
+	if err != nil && r.Context().Err() == nil {
+		return nil, &lostError{local: t.local, err: err}
+	}
+	return res, err
+}
+
+// CloseIdleConnections is called by http.Client.
+func (t *roundTripper) CloseIdleConnections() { t.transport.CloseIdleConnections() }
 
 // socketPath returns the path of a unix socket's address.
 func socketPath(address string) (string, bool) {

@@ -110,10 +110,10 @@ func explain(err error) explained {
 	p := explained{text: err.Error()}
 	var remote *connect.Error
 	var own *cube.Error
-	var dial *net.OpError
+	var lost *lostError
 	switch {
-	case errors.As(err, &dial) && dial.Op == "dial":
-		return unreachable(err, dial)
+	case errors.As(err, &lost):
+		return unreachable(err, lost)
 	case errors.As(err, &remote):
 		p.text = prefixed(err, remote.Message())
 		p.code = codeName(remote.Code())
@@ -145,14 +145,32 @@ func prefixed(err error, message string) string {
 	return op.prefix(message)
 }
 
-// unreachable words an error of connecting: there is no answer to quote.
-func unreachable(err error, dial *net.OpError) explained {
-	p := explained{text: prefixed(err, fmt.Sprintf("cannot reach the node at %s: %v", dial.Addr, dial.Err)), code: codeName(connect.CodeUnavailable)}
+// lostError is a call that got no answer from the node.
+type lostError struct {
+	local bool // the node runs on this machine
+	err   error
+}
+
+func (e *lostError) Error() string { return e.err.Error() }
+func (e *lostError) Unwrap() error { return e.err }
+
+// unreachable words an error of the connection: there is no answer to quote.
+func unreachable(err error, lost *lostError) explained {
+	p := explained{code: codeName(connect.CodeUnavailable)}
+	dial := (*net.OpError)(nil)
+	dialing := errors.As(err, &dial) && dial.Op == "dial"
+	if dialing {
+		p.text = prefixed(err, fmt.Sprintf("cannot reach the node at %s: %v", dial.Addr, dial.Err))
+	} else {
+		p.text = prefixed(err, fmt.Sprintf("no answer from the node: %v", lost))
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		p.hint = "Is cubelet running? Start it, or name another address with --address or CUBELET_ADDRESS."
 	case errors.Is(err, fs.ErrPermission):
 		p.hint = "Only root and the user that runs cubelet may connect; try sudo."
+	case !lost.local && !dialing:
+		p.hint = "A node closes connections without a client certificate that it accepts."
 	}
 	return p
 }

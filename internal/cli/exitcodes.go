@@ -51,7 +51,7 @@ func exitCode(err error) int {
 	if flag := (*flagError)(nil); errors.As(err, &flag) {
 		return exitUsage
 	}
-	if explain(err).code == codeName(connect.CodeUnavailable) {
+	if lost := (*lostError)(nil); errors.As(err, &lost) {
 		return exitCodeOf(connect.CodeUnavailable)
 	}
 	return exitCodeOf(codeOf(err))

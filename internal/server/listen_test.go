@@ -2,18 +2,11 @@ package server
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -187,82 +180,13 @@ func TestPlainTCPCannotBeServed(t *testing.T) {
 	}
 }
 
-// authority is a CA that issues certificates into files.
-type authority struct {
-	t    *testing.T
-	dir  string
-	name string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T, name string) *authority {
-	t.Helper()
-	a := &authority{t: t, dir: t.TempDir(), name: name}
-	a.cert, a.key = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, "ca")
-	return a
-}
-
-func (a *authority) issue(tpl *x509.Certificate, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	tpl.SerialNumber, tpl.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: a.name + " " + name}
-	tpl.NotBefore, tpl.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = tpl, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tpl, parent, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	err = errors.Join(
-		os.WriteFile(a.file(name+".crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
-		os.WriteFile(a.file(name+".key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return cert, key
-}
-
-func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
-func (a *authority) pair(name string) tls.Certificate {
-	a.t.Helper()
-	c, err := tls.LoadX509KeyPair(a.file(name+".crt"), a.file(name+".key"))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return c
-}
-
 func TestTCPNeedsMutualTLS13(t *testing.T) {
-	ours, theirs := newAuthority(t, "ours"), newAuthority(t, "theirs")
-	ours.issue(&x509.Certificate{DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, "server")
-	client := func() *x509.Certificate {
-		return &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	}
-	ours.issue(client(), "client")
-	theirs.issue(client(), "client")
+	ours, theirs := cubetest.NewAuthority(t, "ours"), cubetest.NewAuthority(t, "theirs")
+	ours.IssueServer("server")
+	ours.IssueClient("client")
+	theirs.IssueClient("client")
 
-	l, err := ListenTLS("127.0.0.1:0", ours.file("server.crt"), ours.file("server.key"), ours.file("ca.crt"))
+	l, err := ListenTLS("127.0.0.1:0", ours.File("server.crt"), ours.File("server.key"), ours.File("ca.crt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,12 +197,12 @@ func TestTCPNeedsMutualTLS13(t *testing.T) {
 		config *tls.Config
 		ok     bool
 	}{
-		"right":              {&tls.Config{RootCAs: ours.pool(), Certificates: []tls.Certificate{ours.pair("client")}}, true},
-		"no certificate":     {&tls.Config{RootCAs: ours.pool()}, false},
-		"another CA":         {&tls.Config{RootCAs: ours.pool(), Certificates: []tls.Certificate{theirs.pair("client")}}, false},
-		"server's":           {&tls.Config{RootCAs: ours.pool(), Certificates: []tls.Certificate{ours.pair("server")}}, false},
-		"TLS 1.2":            {&tls.Config{RootCAs: ours.pool(), Certificates: []tls.Certificate{ours.pair("client")}, MaxVersion: tls.VersionTLS12}, false},
-		"server not trusted": {&tls.Config{RootCAs: theirs.pool(), Certificates: []tls.Certificate{ours.pair("client")}}, false},
+		"right":              {&tls.Config{RootCAs: ours.Pool(), Certificates: []tls.Certificate{ours.Pair("client")}}, true},
+		"no certificate":     {&tls.Config{RootCAs: ours.Pool()}, false},
+		"another CA":         {&tls.Config{RootCAs: ours.Pool(), Certificates: []tls.Certificate{theirs.Pair("client")}}, false},
+		"server's":           {&tls.Config{RootCAs: ours.Pool(), Certificates: []tls.Certificate{ours.Pair("server")}}, false},
+		"TLS 1.2":            {&tls.Config{RootCAs: ours.Pool(), Certificates: []tls.Certificate{ours.Pair("client")}, MaxVersion: tls.VersionTLS12}, false},
+		"server not trusted": {&tls.Config{RootCAs: theirs.Pool(), Certificates: []tls.Certificate{ours.Pair("client")}}, false},
 	} {
 		for _, h2 := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s h2=%v", name, h2), func(t *testing.T) {
@@ -306,10 +230,10 @@ func TestTCPNeedsMutualTLS13(t *testing.T) {
 		}
 	})
 	for i, files := range [][3]string{
-		{"", ours.file("server.key"), ours.file("ca.crt")},
-		{ours.file("server.crt"), ours.file("server.key"), ""},
-		{ours.file("server.crt"), ours.file("client.key"), ours.file("ca.crt")},
-		{ours.file("server.crt"), ours.file("server.key"), ours.file("ca.key")},
+		{"", ours.File("server.key"), ours.File("ca.crt")},
+		{ours.File("server.crt"), ours.File("server.key"), ""},
+		{ours.File("server.crt"), ours.File("client.key"), ours.File("ca.crt")},
+		{ours.File("server.crt"), ours.File("server.key"), ours.File("ca.key")},
 	} {
 		if l, err := ListenTLS("127.0.0.1:0", files[0], files[1], files[2]); err == nil {
 			_ = l.Close()

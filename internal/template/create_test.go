@@ -12,15 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/hosttest"
 	"github.com/cubesandbox/cubelet/internal/template"
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestATemplateIsCompleteWhenCreateReturns(t *testing.T) {
 	h := newHost(t)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/guestapi"
 	"github.com/cubesandbox/cubelet/internal/hosttest"
@@ -50,20 +52,22 @@ type fault struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, before) })
 	h := &host{
 		World: hosttest.NewWorld(), t: t, dir: filepath.Join(t.TempDir(), "templates"),
-		book:   &book{known: map[string]bool{}, names: map[string]string{}, keys: map[string]template.Key{}},
+		book:   newBook(),
 		faults: map[string]fault{}, calls: map[string]int{}, machines: map[string]vmm.Machine{},
 		ready: func() int { return 0 }, open: map[int]bool{},
 	}
-	h.book.h = h
+	h.book.do = h.do
 	return h
 }
 
 func (h *host) config() template.Config {
 	return template.Config{
 		Dir: h.dir, Images: images{h}, VMMs: vmms{hosttest.VMMs{W: h.World}, h}, Network: network{hosttest.Network{W: h.World}, h},
-		Disks: disks{h}, Guest: guest{h}, Records: h.book,
+		Disks: disks{h}, Guest: fakeGuest{h}, Records: h.book,
 		Machine: cube.MachineInfo{QEMU: "10.0.2", Kernel: "6.1"},
 		Kernel:  "/kernel", Initrd: "/initrd", Cmdline: "quiet",
 		Limits: func(r cube.Resources) vmm.Limits { return vmm.Limits{MemoryBytes: int64(r.MemoryMiB) << 20} },
@@ -209,16 +213,16 @@ func (f network) Dial(_ context.Context, _ string, port int) (net.Conn, error) {
 	return a, nil
 }
 
-type guest struct{ h *host }
+type fakeGuest struct{ h *host }
 
-func (f guest) Init(ctx context.Context, _ guestapi.Dialer, in guestapi.Init) error {
+func (f fakeGuest) Init(ctx context.Context, _ guestapi.Dialer, in guestapi.Init) error {
 	f.h.mu.Lock()
 	f.h.inits = append(f.h.inits, in)
 	f.h.mu.Unlock()
 	return f.h.do(ctx, "init-guest")
 }
 
-func (f guest) Exec(ctx context.Context, _ guestapi.Dialer, _ string, spec cube.ExecSpec) (cube.ExecSession, error) {
+func (f fakeGuest) Exec(ctx context.Context, _ guestapi.Dialer, _ string, spec cube.ExecSpec) (cube.ExecSession, error) {
 	if err := f.h.do(ctx, "exec"); err != nil {
 		return nil, err
 	}
@@ -231,7 +235,7 @@ func (f guest) Exec(ctx context.Context, _ guestapi.Dialer, _ string, spec cube.
 	return f.h.commands, nil
 }
 
-func (f guest) Run(ctx context.Context, _ guestapi.Dialer, _ string, spec cube.ExecSpec) ([]byte, []byte, int, error) {
+func (f fakeGuest) Run(ctx context.Context, _ guestapi.Dialer, _ string, spec cube.ExecSpec) ([]byte, []byte, int, error) {
 	op := "run"
 	if spec.Args[0] == "sync" {
 		op = "sync"
@@ -279,11 +283,18 @@ func (s *session) Close() error                 { s.once.Do(func() { close(s.clo
 
 // book is the fake of the records.
 type book struct {
-	h     *host
+	do    func(ctx context.Context, op string) error
 	mu    sync.Mutex
 	known map[string]bool
 	names map[string]string
 	keys  map[string]template.Key
+}
+
+func newBook() *book {
+	return &book{
+		do:    func(context.Context, string) error { return nil },
+		known: map[string]bool{}, names: map[string]string{}, keys: map[string]template.Key{},
+	}
 }
 
 func (b *book) Load(context.Context) (template.Book, error) {
@@ -293,7 +304,7 @@ func (b *book) Load(context.Context) (template.Book, error) {
 }
 
 func (b *book) Commit(ctx context.Context, e template.Entry) error {
-	if err := b.h.do(ctx, "commit"); err != nil {
+	if err := b.do(ctx, "commit"); err != nil {
 		return err
 	}
 	b.mu.Lock()
@@ -305,7 +316,7 @@ func (b *book) Commit(ctx context.Context, e template.Entry) error {
 		b.keys[e.Key] = template.Key{Digest: e.KeyDigest, TemplateID: e.ID}
 	}
 	b.mu.Unlock()
-	return b.h.do(ctx, "after-commit")
+	return b.do(ctx, "after-commit")
 }
 
 func (b *book) Forget(_ context.Context, id string, names, keys []string) error {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 
 	cubev1 "github.com/cubesandbox/cubelet/api/cube/v1"
+	"github.com/cubesandbox/cubelet/internal/testenv"
 )
 
 // testOverTheWire calls the node as programs other than cubecli do.
@@ -73,4 +75,11 @@ func testOverTheWire(t *testing.T, n *node) {
 	if !errors.As(err, &ce) || ce.Code() != connect.CodeDeadlineExceeded {
 		t.Errorf("create with 60 ms to go = %v", err)
 	}
+	// The client heard of its own deadline; the node unwinds at the same time.
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if ids := n.must("sandbox", "list", "-q"); ids != "" {
+			return fmt.Errorf("%s is still there", ids)
+		}
+		return nil
+	})
 }

@@ -62,7 +62,7 @@ func serve(cfg agent.Config, listen string) error {
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", listen)
+	l, err := net.Listen("tcp4", listen)
 	if err != nil {
 		return err
 	}

@@ -97,11 +97,14 @@ func (c *cgroups) sweep() {
 	c.lingering = kept
 }
 
-// close removes what is empty.
+// close kills what is left and removes what is empty.
 func (c *cgroups) close() {
 	c.mu.Lock()
 	g := c.spare
 	c.spare = nil
+	for _, l := range c.lingering {
+		_ = l.kill()
+	}
 	c.mu.Unlock()
 	c.release(g)
 	c.sweep()

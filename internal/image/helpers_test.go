@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -342,4 +343,44 @@ func devRandom(t testing.TB) io.Reader {
 	}
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+// layersOf returns the layers of an OCI layout's one image as tar streams.
+func layersOf(t testing.TB, archive []byte) (layers [][]byte) {
+	t.Helper()
+	files := map[string][]byte{}
+	r := tar.NewReader(bytes.NewReader(archive))
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files[h.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blob := func(d digest.Digest) []byte { return files["blobs/sha256/"+d.Encoded()] }
+	idx, err := decode[ocispec.Index](files["index.json"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := decode[ocispec.Manifest](blob(idx.Manifests[0].Digest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range m.Layers {
+		z, err := gzip.NewReader(bytes.NewReader(blob(l.Digest)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain, err := io.ReadAll(z)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers = append(layers, plain)
+	}
+	return layers
 }

@@ -70,6 +70,9 @@ type session struct {
 	closed chan struct{}
 	once   sync.Once
 	done   bool // Recv returned the exit event
+
+	ttyMu   sync.Mutex // a terminal must not be resized while it is closed
+	ttyGone bool
 }
 
 func (x *session) start(spec cube.ExecSpec) error {
@@ -130,10 +133,18 @@ func (x *session) run(outputs []output, timeout time.Duration) {
 	delete(x.node.running, x.cmd)
 	x.node.mu.Unlock()
 	close(x.gone)
-	if x.tty != nil {
-		_ = x.tty.Close() // the program is gone
-	}
+	x.closeTTY()
 	x.deliver(cube.ExecEvent{Exit: exitOf(err)})
+}
+
+func (x *session) closeTTY() {
+	if x.tty == nil {
+		return
+	}
+	x.ttyMu.Lock()
+	defer x.ttyMu.Unlock()
+	x.ttyGone = true
+	_ = x.tty.Close() // the program is gone
 }
 
 func (x *session) copy(o output) {
@@ -211,6 +222,11 @@ func (x *session) Signal(sig int) error {
 func (x *session) Resize(ws cube.WindowSize) error {
 	if x.tty == nil {
 		return cube.Errorf(cube.CodeFailedPrecondition, "no terminal")
+	}
+	x.ttyMu.Lock()
+	defer x.ttyMu.Unlock()
+	if x.ttyGone {
+		return cube.Errorf(cube.CodeNotFound, "the program has ended")
 	}
 	return pty.Setsize(x.tty, &pty.Winsize{Cols: uint16(ws.Cols), Rows: uint16(ws.Rows)})
 }

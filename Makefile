@@ -62,8 +62,9 @@ check: ## Format, vet, lint, import directions, generated code, scripts
 	@scripts/check
 
 .PHONY: gen
-gen: ## Generate code from the API definition
+gen: ## Generate code from the API definition, docs/states.md from the phase table
 	@$(TOOL) buf generate
+	@go run ./internal/gendocs
 
 .PHONY: format
 format: ## Format all Go code

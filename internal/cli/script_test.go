@@ -38,8 +38,18 @@ func serve(t testing.TB, n *cubetest.Node) string {
 	return address
 }
 
+// serveNode is serve with other sandboxes.
+func serveNode(t testing.TB, sandboxes cube.Sandboxes, n *cubetest.Node) string {
+	address, _ := listen(t, sandboxes, n)
+	return address
+}
+
 // serveUntil is serve with a function that stops the node earlier.
 func serveUntil(t testing.TB, n *cubetest.Node) (address string, stop func()) {
+	return listen(t, n.Sandboxes(), n)
+}
+
+func listen(t testing.TB, sandboxes cube.Sandboxes, n *cubetest.Node) (address string, stop func()) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cubecli")
 	if err != nil {
@@ -51,7 +61,7 @@ func serveUntil(t testing.TB, n *cubetest.Node) (address string, stop func()) {
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	handler := server.New(server.Config{
-		Sandboxes: n.Sandboxes(), Templates: n.Templates(), Node: n.Node(), Log: log,
+		Sandboxes: sandboxes, Templates: n.Templates(), Node: n.Node(), Log: log,
 		Health: func(context.Context) error { return nil },
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -91,7 +91,7 @@ func (c *execCall) run(ctx context.Context) error {
 	default:
 	}
 	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
+		return ctx.Err() // what broke, broke because the call was over
 	}
 	return err
 }
@@ -101,7 +101,7 @@ func (c *execCall) output() error {
 	for {
 		ev, err := c.session.Recv()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return cube.Errorf(cube.CodeUnavailable, "the session ended before the program did")
 		}
 		if err != nil {
 			return err

@@ -6,13 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 
+	cube "github.com/cubesandbox/cubelet"
 	cubev1 "github.com/cubesandbox/cubelet/api/cube/v1"
+	"github.com/cubesandbox/cubelet/api/cube/v1/cubev1connect"
+	"github.com/cubesandbox/cubelet/internal/cubetest"
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
 
@@ -293,4 +297,27 @@ func TestExecNeedsHTTP2(t *testing.T) {
 	if res.StatusCode != 505 {
 		t.Errorf("status %s", res.Status)
 	}
+}
+
+// silent is a node whose sessions end without an exit.
+type silent struct{ cube.Sandboxes }
+
+func (silent) Exec(context.Context, string, cube.ExecSpec) (cube.ExecSession, error) {
+	return silentSession{}, nil
+}
+
+type silentSession struct{ cube.ExecSession }
+
+func (silentSession) Recv() (cube.ExecEvent, error) { return cube.ExecEvent{}, io.EOF }
+func (silentSession) Close() error                  { return nil }
+
+func TestSessionThatEndsWithoutAnExitIsAnError(t *testing.T) {
+	n := cubetest.New(t)
+	srv := httptest.NewUnstartedServer(New(Config{Sandboxes: silent{n.Sandboxes()}, Templates: n.Templates(), Node: n.Node(), Log: quiet()}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	c := &execClient{t, cubev1connect.NewSandboxServiceClient(srv.Client(), srv.URL).ExecSandbox(t.Context())}
+	c.send(startOf("s1", "true"))
+	c.fails(connect.CodeUnavailable, "")
 }

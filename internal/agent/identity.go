@@ -38,6 +38,11 @@ func (s *Server) user(name string) (*user, error) {
 	if name == "" {
 		name = s.identity().user
 	}
+	return s.accountOf(name)
+}
+
+// accountOf resolves a name; the empty one is root.
+func (s *Server) accountOf(name string) (*user, error) {
 	if name == "" {
 		name = "root"
 	}

@@ -155,6 +155,14 @@ func (s *Server) applyMachine(id *identity, in *wire.Init) error {
 	if len(in.Entropy) > 0 {
 		step("entropy", m.AddEntropy(in.Entropy))
 	}
+	if in.Workdir != "" {
+		// As container engines do: a working directory that the image names exists.
+		u, err := s.accountOf(id.user)
+		if err == nil {
+			err = m.MakeDir(in.Workdir, int(u.uid), int(u.gid))
+		}
+		step("working directory", err)
+	}
 	if in.Address != "" {
 		step("address", m.SetAddress(in.Address, in.Gateway))
 	}

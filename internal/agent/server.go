@@ -23,8 +23,10 @@ type Machine interface {
 	SetHostname(name string) error
 	SetMachineID(id string) error
 	SetNameservers(servers []string) error
-	// SetAddress gives eth0 an address with its prefix length and a default gateway.
+	// SetAddress gives eth0 one more address with its prefix length, and a default gateway.
 	SetAddress(address, gateway string) error
+	// MakeDir makes an absolute path a directory of that user when nothing is there.
+	MakeDir(path string, uid, gid int) error
 	// PowerOff ends the machine after its disks are clean. It does not return on success.
 	PowerOff() error
 }

@@ -35,6 +35,9 @@ func Run(log *slog.Logger) (*Machine, error) {
 	if err := mountAll("/", lateMounts()); err != nil {
 		return nil, err
 	}
+	if err := ensureTmp(); err != nil {
+		log.Warn("make /tmp", "err", err)
+	}
 	deviceLinks()
 	tune(log)
 	if err := setUpCgroups(); err != nil {
@@ -44,7 +47,7 @@ func Run(log *slog.Logger) (*Machine, error) {
 		log.Warn("set up lo", "err", err)
 	}
 	if opts.Address != "" {
-		if err := m.SetAddress(opts.Address, opts.Gateway); err != nil {
+		if err := setUpLink(opts.Address, opts.Gateway); err != nil {
 			return nil, fmt.Errorf("network: %w", err)
 		}
 	}

@@ -2,8 +2,12 @@ package boot
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,6 +73,32 @@ func (m *Machine) SetHostname(name string) error {
 
 // SetMachineID writes /etc/machine-id.
 func (m *Machine) SetMachineID(id string) error { return m.files.setMachineID(id) }
+
+// MakeDir makes an absolute path a directory, with its parents, when nothing is there.
+// What is made belongs to the user.
+func (m *Machine) MakeDir(path string, uid, gid int) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%q is not an absolute path", path)
+	}
+	var missing []string
+	for p := filepath.Clean(path); ; p = filepath.Dir(p) {
+		if _, err := os.Stat(p); err == nil {
+			break
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		missing = append(missing, p)
+	}
+	for _, p := range slices.Backward(missing) {
+		if err := os.Mkdir(p, 0o755); err != nil {
+			return err
+		}
+		if err := os.Lchown(p, uid, gid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // SetNameservers writes /etc/resolv.conf.
 func (m *Machine) SetNameservers(servers []string) error { return m.files.setNameservers(servers) }

@@ -36,7 +36,6 @@ func lateMounts() []mountSpec {
 		{source: "shm", target: "dev/shm", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
 		{source: "mqueue", target: "dev/mqueue", fstype: "mqueue", flags: noExec, optional: true},
 		{source: "cgroup2", target: "sys/fs/cgroup", fstype: "cgroup2", flags: noExec, optional: true},
-		{source: "tmpfs", target: "tmp", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
 		{source: "tmpfs", target: "run", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=755"},
 	}
 }
@@ -54,6 +53,15 @@ func mountAll(root string, list []mountSpec) error {
 		}
 	}
 	return nil
+}
+
+// ensureTmp makes /tmp a directory that everybody may write to, whatever the image has.
+// It is on the disk: what programs leave there must not take the guest's memory.
+func ensureTmp() error {
+	if err := ensureDir("/tmp"); err != nil {
+		return err
+	}
+	return os.Chmod("/tmp", 0o777|os.ModeSticky)
 }
 
 // ensureDir makes path a directory. An image may have a link or a file in its place,

@@ -1,7 +1,9 @@
 package boot
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"unsafe"
@@ -9,10 +11,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetAddress gives eth0 an IPv4 address with its prefix length, in place of the one it
-// has, and the default gateway.
+const (
+	nic = "eth0"
+	// nicOwn labels the address of the sandbox's own subnet.
+	nicOwn = nic + ":cube"
+)
+
+// setUpLink gives eth0 the address that every guest has, and the default gateway. The
+// namespace outside has no IPv6, so neither has the link: a resolver must not try it.
+func setUpLink(address, gateway string) error {
+	off := "/proc/sys/net/ipv6/conf/" + nic + "/disable_ipv6"
+	if err := os.WriteFile(off, []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("switch IPv6 off: %w", err)
+	}
+	if err := addAddress(nic, address); err != nil {
+		return err
+	}
+	return replaceDefaultRoute(gateway)
+}
+
+// SetAddress gives eth0 one more IPv4 address with its prefix length, in place of an
+// earlier one that was set so, and makes gateway the default one. The address that every
+// guest has stays: the host's own connections, this one among them, go there.
 func (m *Machine) SetAddress(address, gateway string) error {
-	const nic = "eth0"
+	if err := addAddress(nicOwn, address); err != nil {
+		return err
+	}
+	if gateway == "" {
+		return nil
+	}
+	return replaceDefaultRoute(gateway)
+}
+
+// addAddress sets the address of an interface or of one of its labels, and brings the
+// interface up.
+func addAddress(label, address string) error {
 	p, err := netip.ParsePrefix(address)
 	if err != nil {
 		return err
@@ -22,15 +55,20 @@ func (m *Machine) SetAddress(address, gateway string) error {
 	}
 	mask := ^uint32(0) << (32 - p.Bits())
 	netmask := netip.AddrFrom4([4]byte{byte(mask >> 24), byte(mask >> 16), byte(mask >> 8), byte(mask)})
-	if err := setInet4(nic, unix.SIOCSIFADDR, p.Addr()); err != nil {
-		return fmt.Errorf("set address of %s: %w", nic, err)
+	if err := setInet4(label, unix.SIOCSIFADDR, p.Addr()); err != nil {
+		return fmt.Errorf("set address of %s: %w", label, err)
 	}
-	if err := setInet4(nic, unix.SIOCSIFNETMASK, netmask); err != nil {
-		return fmt.Errorf("set netmask of %s: %w", nic, err)
+	if err := setInet4(label, unix.SIOCSIFNETMASK, netmask); err != nil {
+		return fmt.Errorf("set netmask of %s: %w", label, err)
 	}
-	if err := setUp(nic); err != nil {
-		return fmt.Errorf("set up %s: %w", nic, err)
+	if err := setUp(label); err != nil {
+		return fmt.Errorf("set up %s: %w", label, err)
 	}
+	return nil
+}
+
+// replaceDefaultRoute makes gateway the only default gateway.
+func replaceDefaultRoute(gateway string) error {
 	if gateway == "" {
 		return nil
 	}
@@ -38,7 +76,19 @@ func (m *Machine) SetAddress(address, gateway string) error {
 	if err != nil {
 		return err
 	}
-	if err := addDefaultRoute(gw); err != nil {
+	if !gw.Is4() {
+		return fmt.Errorf("gateway %s is not an IPv4 address", gw)
+	}
+	for {
+		err := changeDefaultRoute(unix.SIOCDELRT, netip.IPv4Unspecified())
+		if errors.Is(err, unix.ESRCH) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("remove default route: %w", err)
+		}
+	}
+	if err := changeDefaultRoute(unix.SIOCADDRT, gw); err != nil {
 		return fmt.Errorf("add default route via %s: %w", gw, err)
 	}
 	return nil
@@ -94,16 +144,17 @@ type rtentry struct {
 	irtt                  uint16
 }
 
-func addDefaultRoute(gw netip.Addr) error {
-	if !gw.Is4() {
-		return fmt.Errorf("%s is not an IPv4 address", gw)
-	}
+// changeDefaultRoute adds a default route via gw, or removes one; the unspecified address
+// stands for any gateway then.
+func changeDefaultRoute(request uintptr, gw netip.Addr) error {
 	any4 := unix.RawSockaddrInet4{Family: unix.AF_INET}
-	rt := rtentry{dst: any4, gateway: any4, genmask: any4, flags: unix.RTF_UP | unix.RTF_GATEWAY}
-	rt.gateway.Addr = gw.As4()
+	rt := rtentry{dst: any4, gateway: any4, genmask: any4, flags: unix.RTF_UP}
+	if !gw.IsUnspecified() {
+		rt.flags |= unix.RTF_GATEWAY
+		rt.gateway.Addr = gw.As4()
+	}
 	return withSocket(func(fd int) error {
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCADDRT, uintptr(unsafe.Pointer(&rt)))
-		if errno != 0 && errno != unix.EEXIST {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&rt))); errno != 0 {
 			return errno
 		}
 		return nil

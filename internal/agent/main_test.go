@@ -21,7 +21,10 @@ import (
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The HTTP server lingers for half a second on a connection whose request it refused.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // fixture is an agent that serves on the loopback interface, and its clients, which
 // speak JSON as E2B's JavaScript SDK does.

@@ -109,8 +109,11 @@ type session struct {
 
 // receive reads frames until the end and queues them as events.
 func (s *session) receive(frames *wire.Reader) {
-	defer close(s.events)
-	defer close(s.ended)
+	defer func() {
+		close(s.ended) // before the connection: what fails from now on fails for that reason
+		s.stop()       // the agent waits for it
+		close(s.events)
+	}()
 	for {
 		r, ok := s.next(frames)
 		if !ok {
@@ -122,7 +125,6 @@ func (s *session) receive(frames *wire.Reader) {
 			return
 		}
 		if r.err != nil || r.ev.Exit != nil {
-			s.stop() // the agent waits for it
 			return
 		}
 	}
@@ -242,10 +244,16 @@ func (s *session) send(k wire.Kind, payload []byte) error {
 	}
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
-	if _, err := s.conn.Write(wire.AppendFrame(nil, k, payload)); err != nil {
+	_, err := s.conn.Write(wire.AppendFrame(nil, k, payload))
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-s.ended: // and receive closed the connection meanwhile
+		return errEnded()
+	default:
 		return s.lost(err)
 	}
-	return nil
 }
 
 // CloseStdin implements cube.ExecSession. On a terminal it types an end-of-file.

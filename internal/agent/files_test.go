@@ -149,10 +149,10 @@ func TestInterruptedUploadLeavesTheOldFile(t *testing.T) {
 	}
 	waitFor(t, func() error {
 		entries, err := os.ReadDir(dir)
-		if err != nil || len(entries) != 1 {
-			return fmt.Errorf("left behind: %v, %v", entries, err)
+		if err == nil && len(entries) != 1 {
+			err = fmt.Errorf("left behind: %v", entries)
 		}
-		return nil
+		return err
 	})
 	if b, err := os.ReadFile(path); err != nil || string(b) != "old" {
 		t.Errorf("the file is %q, %v", b, err)

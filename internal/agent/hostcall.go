@@ -54,6 +54,7 @@ func hostFault(err error) wire.Error {
 		out.Code = wire.CodeInvalid
 	case connect.CodeUnauthenticated:
 		out.Code = wire.CodeUser
+	default:
 	}
 	return out
 }
@@ -181,8 +182,9 @@ func kindOf(s stream) wire.Kind {
 		return wire.KindStdout
 	case streamStderr:
 		return wire.KindStderr
+	default:
+		return wire.KindPTY
 	}
-	return wire.KindPTY
 }
 
 func endOf(e *exit) *wire.End {

@@ -51,7 +51,7 @@ func (s *Server) accept(ctx context.Context, l net.Listener, web *webListener, c
 		}
 		tcp, ok := conn.(*net.TCPConn)
 		if !ok {
-			conn.Close()
+			_ = conn.Close()
 			continue
 		}
 		conns.Go(func() { s.greet(ctx, tcp, web) })
@@ -60,16 +60,16 @@ func (s *Server) accept(ctx context.Context, l net.Listener, web *webListener, c
 
 // greet reads the first byte of a connection and passes it to who speaks its protocol.
 func (s *Server) greet(ctx context.Context, conn *net.TCPConn, web *webListener) {
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	var first [1]byte
 	if _, err := conn.Read(first[:]); err != nil {
 		stop()
-		conn.Close()
+		_ = conn.Close()
 		return
 	}
 	if first[0] == wire.Magic {
 		defer stop()
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		s.hostCall(conn)
 		return
 	}
@@ -79,7 +79,7 @@ func (s *Server) greet(ctx context.Context, conn *net.TCPConn, web *webListener)
 	select {
 	case web.conns <- &webConn{TCPConn: conn, first: first[0], unread: true}:
 	case <-web.done:
-		conn.Close()
+		_ = conn.Close()
 	}
 }
 

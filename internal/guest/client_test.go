@@ -137,7 +137,7 @@ func finish(t *testing.T, s cube.ExecSession) (string, *cube.ExecExit) {
 		ev := next(t, s)
 		out = append(out, ev.Data...)
 		if ev.Exit != nil {
-			if _, err := s.Recv(); err != io.EOF {
+			if _, err := s.Recv(); !errors.Is(err, io.EOF) {
 				t.Errorf("after the exit: %v", err)
 			}
 			return string(out), ev.Exit

@@ -155,6 +155,7 @@ func (s *session) next(frames *wire.Reader) (r received, ok bool) {
 		if end.Decode(payload) == nil {
 			return received{ev: cube.ExecEvent{Exit: exitOf(&end)}}, true
 		}
+	default:
 	}
 	return received{err: cube.Errorf(cube.CodeInternal, "the guest agent sent a frame of kind %d that cannot be read", kind)}, true
 }
@@ -170,7 +171,7 @@ func (s *session) lost(err error) error {
 		return cube.Errorf(cube.CodeCanceled, "the session is closed")
 	default:
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = errors.New("the guest agent ended the call early")
 	}
 	return unreachable(s.ctx, err)

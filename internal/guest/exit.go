@@ -2,9 +2,8 @@ package guest
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/agent/wire"
@@ -21,12 +20,22 @@ func exitOf(end *wire.End) *cube.ExecExit {
 	}
 	sig := syscall.Signal(end.Code)
 	e.Code = 128 + int(sig)
-	if e.Signal = unix.SignalName(sig); e.Signal == "" {
-		e.Signal = fmt.Sprintf("SIG%d", int(sig))
-	}
+	e.Signal = signalName(int(sig))
 	e.Status = "signal: " + sig.String()
 	if end.Core {
 		e.Status += " (core dumped)"
 	}
 	return e
+}
+
+// signalNames are Linux's names of the signals from 1 on.
+const signalNames = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT " +
+	"CHLD CONT STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+
+// signalName names a signal by its number, at least 1.
+func signalName(sig int) string {
+	if names := strings.Fields(signalNames); sig <= len(names) {
+		return "SIG" + names[sig-1]
+	}
+	return fmt.Sprintf("SIG%d", sig)
 }

@@ -18,7 +18,7 @@ func (c *Client) Run(ctx context.Context, dial guestapi.Dialer, token string, sp
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	var out, errOut tail
 	for {
 		ev, err := s.Recv()

@@ -91,7 +91,7 @@ func (r *Reader) Next() (Kind, []byte, error) {
 		return 0, nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, n)
 	}
 	if err := r.fill(headerSize + n); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return 0, nil, err
@@ -120,7 +120,7 @@ func (r *Reader) fill(n int) error {
 		if got > 0 {
 			continue
 		}
-		if err == io.EOF && r.end > 0 {
+		if errors.Is(err, io.EOF) && r.end > 0 {
 			return io.ErrUnexpectedEOF
 		}
 		if err != nil {

@@ -60,7 +60,7 @@ func TestReaderTakesFramesInAnyPieces(t *testing.T) {
 				t.Fatalf("%s: frame %d: kind %d, %d bytes, %v", name, n, k, len(got), err)
 			}
 		}
-		if _, _, err := r.Next(); err != io.EOF {
+		if _, _, err := r.Next(); !errors.Is(err, io.EOF) {
 			t.Errorf("%s: at the end: %v", name, err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestReaderRefusesLargeAndTruncatedFrames(t *testing.T) {
 	whole := AppendFrame(nil, KindOK, []byte("abc"))
 	for n := 1; n < len(whole); n++ {
 		r := Reader{R: bytes.NewReader(whole[:n]), Max: 10}
-		if _, _, err := r.Next(); err != io.ErrUnexpectedEOF {
+		if _, _, err := r.Next(); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 	}

@@ -41,8 +41,10 @@ func newGuestFiles(c *client, sandbox, user string) *guestFiles {
 // call prepares a request that acts as the user.
 func call[T any](g *guestFiles, m *T) *connect.Request[T] {
 	req := connect.NewRequest(m)
-	r := http.Request{Header: req.Header()}
-	r.SetBasicAuth(g.user, "")
+	if g.user != "" {
+		r := http.Request{Header: req.Header()}
+		r.SetBasicAuth(g.user, "")
+	}
 	return req
 }
 
@@ -102,7 +104,10 @@ func (g *guestFiles) write(ctx context.Context, path string, r io.Reader) error 
 }
 
 func (g *guestFiles) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
-	q := url.Values{"path": {path}, "username": {g.user}}
+	q := url.Values{"path": {path}}
+	if g.user != "" {
+		q.Set("username", g.user)
+	}
 	req, err := http.NewRequestWithContext(ctx, method, g.base+"/files?"+q.Encode(), body)
 	if err != nil {
 		return nil, err

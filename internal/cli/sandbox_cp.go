@@ -15,7 +15,7 @@ import (
 )
 
 func (a *app) sandboxCp() *cobra.Command {
-	user := "root"
+	var user string
 	cmd := &cobra.Command{
 		Use:   "cp SOURCE DESTINATION",
 		Short: "Copy files into or out of a sandbox",
@@ -37,7 +37,7 @@ command fail. A local file appears under its name only when it is whole.`,
 			return during("copy", a.runCp(cmd, args[0], args[1], user))
 		},
 	}
-	cmd.Flags().StringVarP(&user, "user", "u", user, "`USER` who reads or owns the files in the sandbox")
+	cmd.Flags().StringVarP(&user, "user", "u", user, "`USER` who owns the files in the sandbox (default: the sandbox's default user)")
 	return cmd
 }
 

@@ -90,6 +90,12 @@ func restore(ctx context.Context, c *qmp, path string) error {
 	if err := setCapabilities(ctx, c); err != nil {
 		return err
 	}
+	// A machine that moved announces itself on its network, several times and from within
+	// the guest. The namespace of a restored one knows its address already.
+	quiet := map[string]any{"announce-rounds": 0}
+	if err := c.execute(ctx, call{name: "migrate-set-parameters", args: quiet}); err != nil {
+		return err
+	}
 	uri := map[string]any{"uri": "file:" + path}
 	if err := c.execute(ctx, call{name: "migrate-incoming", args: uri}); err != nil {
 		return err

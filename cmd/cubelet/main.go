@@ -16,8 +16,11 @@ import (
 	cube "github.com/cubesandbox/cubelet"
 )
 
-// version is set by the linker (-X main.version=…).
-var version = "dev" //nolint:gochecknoglobals // the linker needs a variable
+// Set by the linker (-X main.version=… -X main.commit=…).
+var (
+	version = "dev"
+	commit  = "unknown" //nolint:gochecknoglobals // as version, which the linter knows
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -57,8 +60,8 @@ func newVersionCommand() *cobra.Command {
 }
 
 func buildVersion() cube.Version {
-	v := cube.Version{Cubelet: version, Go: runtime.Version(), API: "cube.v1", Commit: "unknown"}
-	if info, ok := debug.ReadBuildInfo(); ok {
+	v := cube.Version{Cubelet: version, Go: runtime.Version(), API: "cube.v1", Commit: commit}
+	if info, ok := debug.ReadBuildInfo(); ok && commit == "unknown" {
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
 				v.Commit = s.Value

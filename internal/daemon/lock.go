@@ -20,7 +20,7 @@ func lockRoot(path string) (*os.File, error) {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		pid, _ := os.ReadFile(path) //nolint:errcheck // only for the message
+		pid, _ := os.ReadFile(path) // only for the message
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, cube.Errorf(cube.CodeFailedPrecondition, "another cubelet, process %s, runs on %s",

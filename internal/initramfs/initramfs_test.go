@@ -197,8 +197,10 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		"no modules":      {func(t *testing.T, cfg *Config) { cfg.ModulesDir = t.TempDir() }, "modules.builtin"},
 		"other kernel":    {func(_ *testing.T, cfg *Config) { cfg.Release = "6.2" }, `is built for kernel "6.1.0-1-test", not "6.2"`},
 		"module missing":  {func(t *testing.T, cfg *Config) { remove(t, cfg, "kernel/fs/erofs/erofs.ko") }, "no module erofs"},
-		"dependency missing": {func(t *testing.T, cfg *Config) { remove(t, cfg, "kernel/net/core/failover.ko") },
-			"virtio_net needs: net_failover needs: kernel 6.1.0-1-test has no module failover"},
+		"dependency missing": {
+			func(t *testing.T, cfg *Config) { remove(t, cfg, "kernel/net/core/failover.ko") },
+			"virtio_net needs: net_failover needs: kernel 6.1.0-1-test has no module failover",
+		},
 		"damaged module": {func(t *testing.T, cfg *Config) {
 			write(t, filepath.Join(cfg.ModulesDir, "kernel/drivers/virtio/virtio_ring.ko.xz"), "no xz")
 		}, "virtio_ring.ko.xz"},

@@ -354,7 +354,7 @@ func TestTheTimeToLiveEndsTheSandbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := sb.ExpiresAt.Sub(time.Now()); got != time.Minute {
+		if got := time.Until(sb.ExpiresAt); got != time.Minute {
 			t.Errorf("expires in %v", got)
 		}
 		time.Sleep(59 * time.Second)

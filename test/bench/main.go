@@ -81,7 +81,7 @@ func run(ctx context.Context, o options) error {
 	}
 	s := res.Msg.Status
 	rep := report{
-		Command: strings.Join(os.Args, " "), Time: time.Now().UTC().Format(time.RFC3339),
+		Command: "go run ./test/bench " + strings.Join(os.Args[1:], " "), Time: time.Now().UTC().Format(time.RFC3339),
 		Machine: fmt.Sprintf("%d × %s, %d MiB", s.Cpus, s.CpuModel, s.MemoryBytes>>20),
 		Node:    fmt.Sprintf("QEMU %s %s, guest kernel %s, %d launchers and %d networks waiting", s.Machine.Qemu, s.Machine.Accelerator, s.Machine.Kernel, s.VmmSlots, s.NetworkSlots),
 	}

@@ -69,8 +69,13 @@ func TestOlderComparesNumbers(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"7.2.0", "8.2", true}, {"8.1.9", "8.2", true}, {"8.2", "8.2", false}, {"8.2.0", "8.2", false},
-		{"10.0.2", "8.2", false}, {"9.1.0-rc2", "8.2", false}, {"8", "8.2", true},
+		{"7.2.0", "8.2", true},
+		{"8.1.9", "8.2", true},
+		{"8.2", "8.2", false},
+		{"8.2.0", "8.2", false},
+		{"10.0.2", "8.2", false},
+		{"9.1.0-rc2", "8.2", false},
+		{"8", "8.2", true},
 	} {
 		if got := older(test.a, test.b); got != test.want {
 			t.Errorf("older(%q, %q) = %v", test.a, test.b, got)

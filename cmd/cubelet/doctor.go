@@ -13,6 +13,7 @@ import (
 func newDoctorCommand() *cobra.Command {
 	var f nodeFlags
 	var output string
+	var tryNetwork bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check and explain everything that a node needs",
@@ -22,6 +23,9 @@ func newDoctorCommand() *cobra.Command {
 		Example: "  cubelet doctor\n  cubelet doctor --accel tcg -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if tryNetwork {
+				return daemon.TryNetworkInside(cmd.Context())
+			}
 			cfg, err := f.config()
 			if err != nil {
 				return err
@@ -46,5 +50,9 @@ func newDoctorCommand() *cobra.Command {
 	}
 	f.bind(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().BoolVar(&tryNetwork, daemon.DoctorNetworkFlag, false, "the part that runs in namespaces of its own")
+	if err := cmd.Flags().MarkHidden(daemon.DoctorNetworkFlag); err != nil {
+		panic(err) // the flag was defined on the line above
+	}
 	return cmd
 }

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
+	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/doctor"
 	"github.com/cubesandbox/cubelet/internal/initramfs"
 	"github.com/cubesandbox/cubelet/internal/vmm/qemu"
@@ -25,7 +26,7 @@ func DoctorChecks(cfg Config) []doctor.Check {
 	return doctor.Checks(doctor.Config{
 		Root: cfg.Root, KernelDir: cfg.KernelDir, LibexecDir: cfg.LibexecDir, QEMU: cfg.QEMU, Runc: cfg.Runc,
 		Boot:    func(ctx context.Context) (string, error) { return tryBoot(ctx, cfg) },
-		Network: func(ctx context.Context) (string, error) { return tryNetwork(cfg) },
+		Network: tryNetwork,
 		Pool:    func(ctx context.Context) (string, error) { return tryPool(ctx, cfg) },
 	})
 }
@@ -70,8 +71,9 @@ func tail(b []byte) string {
 	return strings.Join(lines[max(0, len(lines)-15):], "\n")
 }
 
-// tryNetwork makes a slot as a sandbox gets it and takes it away again.
-func tryNetwork(cfg Config) (string, error) {
+// tryNetwork looks for firewalls in the way, then makes a slot as a sandbox gets it, in
+// a network namespace of a child process so that nothing of the host is changed.
+func tryNetwork(ctx context.Context) (string, error) {
 	obstacles, err := networkagent.Obstacles()
 	if err != nil {
 		return "", err
@@ -79,10 +81,42 @@ func tryNetwork(cfg Config) (string, error) {
 	if len(obstacles) > 0 {
 		return "", errors.New(strings.Join(obstacles, "; "))
 	}
-	if _, err := net.InterfaceByName("lo"); err != nil {
+	self, err := os.Executable()
+	if err != nil {
 		return "", err
 	}
-	return "no firewall of the host is in the way of sandboxes", nil
+	child := exec.CommandContext(ctx, self, "doctor", "--"+DoctorNetworkFlag)
+	child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
+	if out, err := child.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make a namespace with tap, veth and rules: %w\n%s", err, tail(out))
+	}
+	return "made a namespace with tap, veth and rules; no firewall of the host is in the way", nil
+}
+
+// DoctorNetworkFlag is the hidden flag of `cubelet doctor` for the child of tryNetwork.
+const DoctorNetworkFlag = "try-network"
+
+// TryNetworkInside makes a network slot and takes it away. The process is in network and
+// mount namespaces of its own.
+func TryNetworkInside(ctx context.Context) (err error) {
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("keep mounts from the host: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "cubelet-doctor-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	agent, err := networkagent.New(networkagent.Config{RunDir: dir, Node: "doc"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, agent.Close()) }()
+	tap, err := agent.Claim(ctx, "doctor", cube.NetworkSpec{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(tap.Close(), agent.Release(ctx, "doctor"))
 }
 
 // tryPool opens the pool, or makes a small one and takes it away again.

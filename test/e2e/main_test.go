@@ -49,6 +49,7 @@ func TestNode(t *testing.T) {
 		{"KilledDaemon", testKilledDaemon},
 		{"Storm", testStorm},
 		{"OverTheWire", testOverTheWire},
+		{"Doctor", testDoctor},
 	} {
 		ok := t.Run(part.name, func(t *testing.T) {
 			m := *n

@@ -34,11 +34,11 @@ var phaseNames = [...]string{
 // docs/states.md is generated from it.
 var transitions = map[Phase][]Phase{
 	PhaseCreating: {PhaseRunning, PhaseDeleting, PhaseFailed},
-	PhaseRunning:  {PhasePausing, PhaseStopping, PhaseDeleting, PhaseFailed},
+	PhaseRunning:  {PhasePausing, PhaseResuming, PhaseStopping, PhaseDeleting, PhaseFailed},
 	PhasePausing:  {PhasePaused, PhaseRunning, PhaseDeleting, PhaseFailed},
 	PhasePaused:   {PhaseResuming, PhaseDeleting, PhaseFailed},
-	PhaseResuming: {PhaseRunning, PhasePaused, PhaseDeleting, PhaseFailed},
-	PhaseStopping: {PhaseStopped, PhaseDeleting, PhaseFailed},
+	PhaseResuming: {PhaseRunning, PhasePaused, PhaseStopped, PhaseDeleting, PhaseFailed},
+	PhaseStopping: {PhaseStopped, PhaseRunning, PhaseDeleting, PhaseFailed},
 	PhaseStopped:  {PhaseResuming, PhaseDeleting, PhaseFailed},
 	PhaseDeleting: {PhaseFailed},
 	PhaseFailed:   {PhaseDeleting, PhaseResuming},

@@ -15,15 +15,22 @@ type Resources struct {
 
 // SandboxSpec is a request for one sandbox.
 type SandboxSpec struct {
-	// TemplateRef is a template's ID, name, or unique ID prefix.
-	TemplateRef string            `json:"templateRef"`
+	// TemplateRef is a template's ID, name, or unique ID prefix. Exactly one of
+	// TemplateRef and SnapshotRef is set.
+	TemplateRef string `json:"templateRef,omitempty"`
+	// SnapshotRef is a snapshot's ID, name, or unique ID prefix: the sandbox goes on where
+	// the snapshot was taken, under an identity of its own. Resources must be zero then.
+	SnapshotRef string            `json:"snapshotRef,omitempty"`
 	Resources   Resources         `json:"resources"`
 	Env         map[string]string `json:"env,omitempty"`
 	// Metadata is opaque to Cubelet and can be filtered on.
 	Metadata map[string]string `json:"metadata,omitempty"`
 	// Timeout is the sandbox's time to live, counted from the moment that it runs.
 	// Zero means that it lives until it is deleted.
-	Timeout    time.Duration `json:"timeout,omitempty"`
+	Timeout time.Duration `json:"timeout,omitempty"`
+	// OnTimeout is what happens when the time to live ends. Empty: OnTimeoutDelete.
+	OnTimeout  OnTimeout     `json:"onTimeout,omitempty"`
+	Volumes    []VolumeMount `json:"volumes,omitempty"`
 	Network    NetworkSpec   `json:"network"`
 	HostMounts []HostMount   `json:"hostMounts,omitempty"`
 	// IdempotencyKey makes retries safe: the same key and the same request join or
@@ -31,18 +38,33 @@ type SandboxSpec struct {
 	IdempotencyKey string `json:"idempotencyKey,omitempty"`
 }
 
+// OnTimeout is what happens to a sandbox whose time to live ends.
+type OnTimeout string
+
+// The choices of OnTimeout.
+const (
+	OnTimeoutDelete OnTimeout = "delete"
+	OnTimeoutPause  OnTimeout = "pause" // as PauseFull; no time to live runs while paused
+)
+
 // Sandbox is what is known of one sandbox.
 type Sandbox struct {
-	ID         string            `json:"id"`
-	Phase      Phase             `json:"phase"`
-	Reason     string            `json:"reason,omitempty"` // why it is failed, empty otherwise
-	TemplateID string            `json:"templateId"`
+	ID         string `json:"id"`
+	Phase      Phase  `json:"phase"`
+	Reason     string `json:"reason,omitempty"` // why it is failed, empty otherwise
+	TemplateID string `json:"templateId"`
+	// SnapshotID is the snapshot that the sandbox was made from or last rolled back to.
+	SnapshotID string            `json:"snapshotId,omitempty"`
 	Resources  Resources         `json:"resources"`
 	Metadata   map[string]string `json:"metadata,omitempty"`
 	Network    NetworkSpec       `json:"network"`
 	CreatedAt  time.Time         `json:"createdAt"`
 	// ExpiresAt is zero when the sandbox has no time to live.
-	ExpiresAt time.Time `json:"expiresAt,omitzero"`
+	ExpiresAt time.Time     `json:"expiresAt,omitzero"`
+	OnTimeout OnTimeout     `json:"onTimeout,omitempty"`
+	Volumes   []VolumeMount `json:"volumes,omitempty"`
+	// Paused tells how it was paused; empty unless it is.
+	Paused PauseMode `json:"paused,omitempty"`
 	// GuestAddress is the guest's own address with its prefix length, the same in
 	// every sandbox unless NetworkSpec asks for a subnet.
 	GuestAddress string `json:"guestAddress,omitempty"`

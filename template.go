@@ -102,6 +102,7 @@ type Templates interface {
 	Create(ctx context.Context, spec TemplateSpec, progress func(TemplateProgress)) (Template, error)
 	Get(ctx context.Context, ref string) (Template, error)
 	List(ctx context.Context) ([]Template, error)
-	// Delete removes a template. CodeFailedPrecondition names the sandboxes that use it.
-	Delete(ctx context.Context, ref string) error
+	// Delete removes a template. CodeFailedPrecondition names those who use it, unless
+	// force: then it is hidden at once, they go on, and its space is freed with the last.
+	Delete(ctx context.Context, ref string, force bool) error
 }

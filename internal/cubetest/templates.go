@@ -80,7 +80,7 @@ func (s templates) List(ctx context.Context) ([]cube.Template, error) {
 }
 
 // Delete implements cube.Templates.
-func (s templates) Delete(ctx context.Context, ref string) error {
+func (s templates) Delete(ctx context.Context, ref string, force bool) error {
 	if err := s.n.begin(ctx, "template delete"); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s templates) Delete(ctx context.Context, ref string) error {
 			users = append(users, id)
 		}
 	}
-	if len(users) > 0 {
+	if len(users) > 0 && !force {
 		slices.Sort(users)
 		return &cube.Error{
 			Code: cube.CodeFailedPrecondition, Op: "delete template", ID: tpl.ID,

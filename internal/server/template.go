@@ -82,7 +82,7 @@ func (s *templateService) DeleteTemplate(ctx context.Context, req *connect.Reque
 	if c.ref("template_id", req.Msg.GetTemplateId()); c.err != nil {
 		return nil, c.err
 	}
-	err := s.templates.Delete(ctx, req.Msg.GetTemplateId())
+	err := s.templates.Delete(ctx, req.Msg.GetTemplateId(), req.Msg.GetForce())
 	if err != nil && !(req.Msg.GetAllowMissing() && cube.IsNotFound(err)) {
 		return nil, err
 	}

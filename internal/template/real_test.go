@@ -260,7 +260,7 @@ func TestARealTemplateGoesOnInEveryRestoredMachine(t *testing.T) {
 	if len(numbers) != 2 {
 		t.Errorf("%d different servers, want one for each size", len(numbers))
 	}
-	if err := h.manager.Delete(ctx, "app"); err != nil {
+	if err := h.manager.Delete(ctx, "app", false); err != nil {
 		t.Error(err)
 	}
 }

@@ -46,8 +46,8 @@ func (m *Manager) Release(templateID, user string) {
 }
 
 // Delete implements cube.Templates.
-func (m *Manager) Delete(ctx context.Context, ref string) error {
-	t, names, keys, err := m.take(ref)
+func (m *Manager) Delete(ctx context.Context, ref string, force bool) error {
+	t, names, keys, err := m.take(ref, force)
 	if err != nil {
 		return err
 	}
@@ -76,16 +76,18 @@ func (m *Manager) Delete(ctx context.Context, ref string) error {
 	return nil
 }
 
-// take makes a template that nobody uses invisible.
-func (m *Manager) take(ref string) (t *template, names, keys []string, err error) {
+// take makes a template that nobody uses, or any with force, invisible. Its users have
+// the files open or hold links of their own: the space is freed with the last of them.
+func (m *Manager) take(ref string, force bool) (t *template, names, keys []string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t, err = m.ready(ref); err != nil {
 		return nil, nil, nil, err
 	}
 	id := t.manifest.Template.ID
-	if err := m.inUse(t); err != nil {
-		return nil, nil, nil, &cube.Error{Code: cube.CodeFailedPrecondition, Op: "delete template", ID: id, Err: err}
+	if err := m.inUse(t); err != nil && (!force || len(t.flights) > 0) {
+		e := &cube.Error{Code: cube.CodeFailedPrecondition, Op: "delete template", ID: id, Err: err}
+		return nil, nil, nil, e.WithHint("delete its users first, or use --force: they go on and its space is freed with the last of them")
 	}
 	for name, owner := range m.names {
 		if owner == id {

@@ -41,7 +41,7 @@ func TestATemplateInUseCannotBeDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Hold(tpl.ID, "sb-two")
-	err := m.Delete(context.Background(), "app")
+	err := m.Delete(context.Background(), "app", false)
 	wantCode(t, err, cube.CodeFailedPrecondition)
 	if err == nil || !strings.Contains(err.Error(), "sb-one, sb-two") {
 		t.Errorf("got %v", err)
@@ -49,11 +49,11 @@ func TestATemplateInUseCannotBeDeleted(t *testing.T) {
 	m.Release(tpl.ID, "sb-one")
 	m.Release(tpl.ID, "sb-two")
 	m.Release(tpl.ID, "sb-two")
-	if err := m.Delete(context.Background(), "app"); err != nil {
+	if err := m.Delete(context.Background(), "app", false); err != nil {
 		t.Fatal(err)
 	}
 	h.empty()
-	wantCode(t, m.Delete(context.Background(), "app"), cube.CodeNotFound)
+	wantCode(t, m.Delete(context.Background(), "app", false), cube.CodeNotFound)
 	wantCode(t, acquire(m, tpl.ID, cube.Resources{}, "sb"), cube.CodeNotFound)
 	m.Hold(tpl.ID, "sb-three") // of a template that is gone
 }
@@ -98,7 +98,7 @@ func TestAFailedSizeLeavesTheTemplateAsItWas(t *testing.T) {
 				t.Errorf("sizes: %v", entries)
 			}
 			h.mend()
-			if err := m.Delete(context.Background(), tpl.ID); err != nil {
+			if err := m.Delete(context.Background(), tpl.ID, false); err != nil {
 				t.Errorf("the failed user holds it: %v", err)
 			}
 		})
@@ -118,7 +118,7 @@ func TestASizeBuildEndsWithItsLastWaiter(t *testing.T) {
 		result <- err
 	}()
 	await(t, reached)
-	wantCode(t, m.Delete(context.Background(), tpl.ID), cube.CodeFailedPrecondition)
+	wantCode(t, m.Delete(context.Background(), tpl.ID, false), cube.CodeFailedPrecondition)
 	cancel()
 	wantCode(t, <-result, cube.CodeCanceled)
 	if left := h.String(); left != "" {
@@ -136,7 +136,7 @@ func TestSizesOutOfBoundsAreRefused(t *testing.T) {
 	for _, size := range []cube.Resources{{VCPUs: -1}, {VCPUs: 9}, {MemoryMiB: 127}, {MemoryMiB: 5000}} {
 		wantCode(t, acquire(m, tpl.ID, size, "sb"), cube.CodeInvalid)
 	}
-	if err := m.Delete(context.Background(), tpl.ID); err != nil {
+	if err := m.Delete(context.Background(), tpl.ID, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -262,7 +262,7 @@ func TestManyAtOnce(t *testing.T) {
 			}
 			m.Release(tpl.ID, user)
 			m.Release(base.ID, user)
-			if err := m.Delete(context.Background(), tpl.ID); err != nil {
+			if err := m.Delete(context.Background(), tpl.ID, false); err != nil {
 				t.Error(err)
 			}
 			if _, err := m.List(context.Background()); err != nil {
@@ -277,7 +277,7 @@ func TestManyAtOnce(t *testing.T) {
 		}
 		return nil
 	})
-	if err := m.Delete(context.Background(), "base"); err != nil {
+	if err := m.Delete(context.Background(), "base", false); err != nil {
 		t.Error(err)
 	}
 	h.empty()

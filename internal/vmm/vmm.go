@@ -50,14 +50,45 @@ type Boot struct {
 type Machine struct {
 	VCPUs     int `json:"vcpus"`
 	MemoryMiB int `json:"memoryMiB"`
-	// MemoryPath is the memory file on the pool. With Boot it is created, shared and
-	// written to; with StatePath it is mapped privately and never changed.
+	// MemoryPath is the memory file on the pool. With Boot it is created; unless Private
+	// is set, it is shared and written to. With StatePath it exists, is mapped privately
+	// and never changed.
 	MemoryPath string `json:"memoryPath"`
+	// Private, with Boot, maps the memory file privately: it stays a hole, and Freeze
+	// works as with a restored machine.
+	Private bool `json:"private,omitempty"`
 	// StatePath is the device state to restore.
 	StatePath string `json:"statePath,omitempty"`
 	Boot      *Boot  `json:"boot,omitempty"`
 	Disks     []Disk `json:"disks"`
-	MAC       string `json:"mac"`
+	// VolumeSlots is how many virtio-blk devices follow the disks. It must be the same at
+	// boot and at restore; Volumes fill the first of them, the others are empty.
+	VolumeSlots int    `json:"volumeSlots,omitempty"`
+	Volumes     []Disk `json:"volumes,omitempty"`
+	MAC         string `json:"mac"`
 	// ConsolePath is the file that the guest's console is appended to.
 	ConsolePath string `json:"consolePath"`
+}
+
+// Freeze is a request to save a machine as it is at one instant, by new files.
+type Freeze struct {
+	StatePath  string // device state
+	MemoryPath string // complete memory image; shares blocks with the one below it
+	// WhileFrozen is called between the saves and the machine's going on, for the disks.
+	WhileFrozen func() error
+	// Stay leaves the machine stopped, also after an error of WhileFrozen.
+	Stay bool
+}
+
+// Frozen tells what a Freeze did.
+type Frozen struct {
+	DirtyBytes int64         // memory that was written
+	Paused     time.Duration // how long the vCPUs stood still; with Stay: until the return
+	Timings    []Timing
+}
+
+// Timing tells how long one part took.
+type Timing struct {
+	Name     string
+	Duration time.Duration
 }

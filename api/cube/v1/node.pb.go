@@ -22,6 +22,403 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PoolObject is one thing that takes space on the pool.
+type PoolObject struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// template, snapshot, sandbox or volume.
+	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id            string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Usage         *Usage `protobuf:"bytes,4,opt,name=usage,proto3" json:"usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolObject) Reset() {
+	*x = PoolObject{}
+	mi := &file_cube_v1_node_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolObject) ProtoMessage() {}
+
+func (x *PoolObject) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolObject.ProtoReflect.Descriptor instead.
+func (*PoolObject) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *PoolObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PoolObject) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PoolObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PoolObject) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// PoolStatus is what was measured of the pool. Sizes are in bytes.
+type PoolStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Dir   string                 `protobuf:"bytes,1,opt,name=dir,proto3" json:"dir,omitempty"`
+	// False: every clone is a full copy.
+	Reflink    bool  `protobuf:"varint,2,opt,name=reflink,proto3" json:"reflink,omitempty"`
+	TotalBytes int64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	UsedBytes  int64 `protobuf:"varint,4,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	// With less than this free, creates are refused.
+	ReserveBytes  int64         `protobuf:"varint,5,opt,name=reserve_bytes,json=reserveBytes,proto3" json:"reserve_bytes,omitempty"`
+	Objects       []*PoolObject `protobuf:"bytes,6,rep,name=objects,proto3" json:"objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolStatus) Reset() {
+	*x = PoolStatus{}
+	mi := &file_cube_v1_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolStatus) ProtoMessage() {}
+
+func (x *PoolStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolStatus.ProtoReflect.Descriptor instead.
+func (*PoolStatus) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PoolStatus) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *PoolStatus) GetReflink() bool {
+	if x != nil {
+		return x.Reflink
+	}
+	return false
+}
+
+func (x *PoolStatus) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *PoolStatus) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *PoolStatus) GetReserveBytes() int64 {
+	if x != nil {
+		return x.ReserveBytes
+	}
+	return 0
+}
+
+func (x *PoolStatus) GetObjects() []*PoolObject {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+type GetPoolStatusRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Measure every object too, which reads the extent maps of all files.
+	Objects       bool `protobuf:"varint,1,opt,name=objects,proto3" json:"objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPoolStatusRequest) Reset() {
+	*x = GetPoolStatusRequest{}
+	mi := &file_cube_v1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPoolStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPoolStatusRequest) ProtoMessage() {}
+
+func (x *GetPoolStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPoolStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetPoolStatusRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetPoolStatusRequest) GetObjects() bool {
+	if x != nil {
+		return x.Objects
+	}
+	return false
+}
+
+type GetPoolStatusResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        *PoolStatus            `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPoolStatusResponse) Reset() {
+	*x = GetPoolStatusResponse{}
+	mi := &file_cube_v1_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPoolStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPoolStatusResponse) ProtoMessage() {}
+
+func (x *GetPoolStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPoolStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetPoolStatusResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GetPoolStatusResponse) GetStatus() *PoolStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// Garbage is one thing on the pool that nobody owns.
+type Garbage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// That its removal frees.
+	Bytes         int64  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Garbage) Reset() {
+	*x = Garbage{}
+	mi := &file_cube_v1_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Garbage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Garbage) ProtoMessage() {}
+
+func (x *Garbage) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
+func (*Garbage) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Garbage) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Garbage) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Garbage) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CollectGarbageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// List, remove nothing.
+	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectGarbageRequest) Reset() {
+	*x = CollectGarbageRequest{}
+	mi := &file_cube_v1_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectGarbageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectGarbageRequest) ProtoMessage() {}
+
+func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
+func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CollectGarbageRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type CollectGarbageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Garbage       []*Garbage             `protobuf:"bytes,1,rep,name=garbage,proto3" json:"garbage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectGarbageResponse) Reset() {
+	*x = CollectGarbageResponse{}
+	mi := &file_cube_v1_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectGarbageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectGarbageResponse) ProtoMessage() {}
+
+func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
+func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *CollectGarbageResponse) GetGarbage() []*Garbage {
+	if x != nil {
+		return x.Garbage
+	}
+	return nil
+}
+
 type CheckNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -30,7 +427,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_cube_v1_node_proto_msgTypes[0]
+	mi := &file_cube_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -42,7 +439,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[0]
+	mi := &file_cube_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -55,7 +452,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{0}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 type CheckNodeResponse struct {
@@ -68,7 +465,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_cube_v1_node_proto_msgTypes[1]
+	mi := &file_cube_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -80,7 +477,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[1]
+	mi := &file_cube_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -93,7 +490,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{1}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CheckNodeResponse) GetFindings() []*Finding {
@@ -118,7 +515,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_cube_v1_node_proto_msgTypes[2]
+	mi := &file_cube_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -130,7 +527,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[2]
+	mi := &file_cube_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -143,7 +540,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{2}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Finding) GetPart() string {
@@ -175,7 +572,7 @@ type GetNodeStatusRequest struct {
 
 func (x *GetNodeStatusRequest) Reset() {
 	*x = GetNodeStatusRequest{}
-	mi := &file_cube_v1_node_proto_msgTypes[3]
+	mi := &file_cube_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +584,7 @@ func (x *GetNodeStatusRequest) String() string {
 func (*GetNodeStatusRequest) ProtoMessage() {}
 
 func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[3]
+	mi := &file_cube_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +597,7 @@ func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 type GetNodeStatusResponse struct {
@@ -212,7 +609,7 @@ type GetNodeStatusResponse struct {
 
 func (x *GetNodeStatusResponse) Reset() {
 	*x = GetNodeStatusResponse{}
-	mi := &file_cube_v1_node_proto_msgTypes[4]
+	mi := &file_cube_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -224,7 +621,7 @@ func (x *GetNodeStatusResponse) String() string {
 func (*GetNodeStatusResponse) ProtoMessage() {}
 
 func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[4]
+	mi := &file_cube_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -237,7 +634,7 @@ func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetNodeStatusResponse) GetStatus() *NodeStatus {
@@ -255,7 +652,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_cube_v1_node_proto_msgTypes[5]
+	mi := &file_cube_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -267,7 +664,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[5]
+	mi := &file_cube_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -280,7 +677,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 type GetVersionResponse struct {
@@ -292,7 +689,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_cube_v1_node_proto_msgTypes[6]
+	mi := &file_cube_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -304,7 +701,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[6]
+	mi := &file_cube_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -317,7 +714,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetVersionResponse) GetVersion() *Version {
@@ -339,7 +736,7 @@ type Version struct {
 
 func (x *Version) Reset() {
 	*x = Version{}
-	mi := &file_cube_v1_node_proto_msgTypes[7]
+	mi := &file_cube_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +748,7 @@ func (x *Version) String() string {
 func (*Version) ProtoMessage() {}
 
 func (x *Version) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[7]
+	mi := &file_cube_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +761,7 @@ func (x *Version) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Version.ProtoReflect.Descriptor instead.
 func (*Version) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Version) GetCubelet() string {
@@ -409,7 +806,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cube_v1_node_proto_msgTypes[8]
+	mi := &file_cube_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +818,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[8]
+	mi := &file_cube_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +831,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Condition) GetType() string {
@@ -475,7 +872,7 @@ type PhaseCount struct {
 
 func (x *PhaseCount) Reset() {
 	*x = PhaseCount{}
-	mi := &file_cube_v1_node_proto_msgTypes[9]
+	mi := &file_cube_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +884,7 @@ func (x *PhaseCount) String() string {
 func (*PhaseCount) ProtoMessage() {}
 
 func (x *PhaseCount) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[9]
+	mi := &file_cube_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +897,7 @@ func (x *PhaseCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PhaseCount.ProtoReflect.Descriptor instead.
 func (*PhaseCount) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PhaseCount) GetPhase() Phase {
@@ -547,7 +944,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_cube_v1_node_proto_msgTypes[10]
+	mi := &file_cube_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +956,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_node_proto_msgTypes[10]
+	mi := &file_cube_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +969,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_cube_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_cube_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeStatus) GetName() string {
@@ -705,7 +1102,35 @@ var File_cube_v1_node_proto protoreflect.FileDescriptor
 
 const file_cube_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x12cube/v1/node.proto\x12\acube.v1\x1a\x15cube/v1/sandbox.proto\x1a\x16cube/v1/template.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x12cube/v1/node.proto\x12\acube.v1\x1a\x15cube/v1/sandbox.proto\x1a\x16cube/v1/snapshot.proto\x1a\x16cube/v1/template.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"j\n" +
+	"\n" +
+	"PoolObject\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12$\n" +
+	"\x05usage\x18\x04 \x01(\v2\x0e.cube.v1.UsageR\x05usage\"\xcc\x01\n" +
+	"\n" +
+	"PoolStatus\x12\x10\n" +
+	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x18\n" +
+	"\areflink\x18\x02 \x01(\bR\areflink\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x03R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x04 \x01(\x03R\tusedBytes\x12#\n" +
+	"\rreserve_bytes\x18\x05 \x01(\x03R\freserveBytes\x12-\n" +
+	"\aobjects\x18\x06 \x03(\v2\x13.cube.v1.PoolObjectR\aobjects\"0\n" +
+	"\x14GetPoolStatusRequest\x12\x18\n" +
+	"\aobjects\x18\x01 \x01(\bR\aobjects\"D\n" +
+	"\x15GetPoolStatusResponse\x12+\n" +
+	"\x06status\x18\x01 \x01(\v2\x13.cube.v1.PoolStatusR\x06status\"K\n" +
+	"\aGarbage\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"0\n" +
+	"\x15CollectGarbageRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"D\n" +
+	"\x16CollectGarbageResponse\x12*\n" +
+	"\agarbage\x18\x01 \x03(\v2\x10.cube.v1.GarbageR\agarbage\"\x12\n" +
 	"\x10CheckNodeRequest\"A\n" +
 	"\x11CheckNodeResponse\x12,\n" +
 	"\bfindings\x18\x01 \x03(\v2\x10.cube.v1.FindingR\bfindings\"M\n" +
@@ -757,12 +1182,14 @@ const file_cube_v1_node_proto_rawDesc = "" +
 	"\rnetwork_slots\x18\x11 \x01(\rR\fnetworkSlots\x122\n" +
 	"\n" +
 	"conditions\x18\x12 \x03(\v2\x12.cube.v1.ConditionR\n" +
-	"conditions2\xe8\x01\n" +
+	"conditions2\x8b\x03\n" +
 	"\vNodeService\x12N\n" +
 	"\rGetNodeStatus\x12\x1d.cube.v1.GetNodeStatusRequest\x1a\x1e.cube.v1.GetNodeStatusResponse\x12E\n" +
 	"\n" +
 	"GetVersion\x12\x1a.cube.v1.GetVersionRequest\x1a\x1b.cube.v1.GetVersionResponse\x12B\n" +
-	"\tCheckNode\x12\x19.cube.v1.CheckNodeRequest\x1a\x1a.cube.v1.CheckNodeResponseB\x88\x01\n" +
+	"\tCheckNode\x12\x19.cube.v1.CheckNodeRequest\x1a\x1a.cube.v1.CheckNodeResponse\x12N\n" +
+	"\rGetPoolStatus\x12\x1d.cube.v1.GetPoolStatusRequest\x1a\x1e.cube.v1.GetPoolStatusResponse\x12Q\n" +
+	"\x0eCollectGarbage\x12\x1e.cube.v1.CollectGarbageRequest\x1a\x1f.cube.v1.CollectGarbageResponseB\x88\x01\n" +
 	"\vcom.cube.v1B\tNodeProtoP\x01Z1github.com/cubesandbox/cubelet/api/cube/v1;cubev1\xa2\x02\x03CXX\xaa\x02\aCube.V1\xca\x02\aCube\\V1\xe2\x02\x13Cube\\V1\\GPBMetadata\xea\x02\bCube::V1b\x06proto3"
 
 var (
@@ -777,45 +1204,61 @@ func file_cube_v1_node_proto_rawDescGZIP() []byte {
 	return file_cube_v1_node_proto_rawDescData
 }
 
-var file_cube_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cube_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_cube_v1_node_proto_goTypes = []any{
-	(*CheckNodeRequest)(nil),      // 0: cube.v1.CheckNodeRequest
-	(*CheckNodeResponse)(nil),     // 1: cube.v1.CheckNodeResponse
-	(*Finding)(nil),               // 2: cube.v1.Finding
-	(*GetNodeStatusRequest)(nil),  // 3: cube.v1.GetNodeStatusRequest
-	(*GetNodeStatusResponse)(nil), // 4: cube.v1.GetNodeStatusResponse
-	(*GetVersionRequest)(nil),     // 5: cube.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),    // 6: cube.v1.GetVersionResponse
-	(*Version)(nil),               // 7: cube.v1.Version
-	(*Condition)(nil),             // 8: cube.v1.Condition
-	(*PhaseCount)(nil),            // 9: cube.v1.PhaseCount
-	(*NodeStatus)(nil),            // 10: cube.v1.NodeStatus
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(Phase)(0),                    // 12: cube.v1.Phase
-	(*MachineInfo)(nil),           // 13: cube.v1.MachineInfo
+	(*PoolObject)(nil),             // 0: cube.v1.PoolObject
+	(*PoolStatus)(nil),             // 1: cube.v1.PoolStatus
+	(*GetPoolStatusRequest)(nil),   // 2: cube.v1.GetPoolStatusRequest
+	(*GetPoolStatusResponse)(nil),  // 3: cube.v1.GetPoolStatusResponse
+	(*Garbage)(nil),                // 4: cube.v1.Garbage
+	(*CollectGarbageRequest)(nil),  // 5: cube.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil), // 6: cube.v1.CollectGarbageResponse
+	(*CheckNodeRequest)(nil),       // 7: cube.v1.CheckNodeRequest
+	(*CheckNodeResponse)(nil),      // 8: cube.v1.CheckNodeResponse
+	(*Finding)(nil),                // 9: cube.v1.Finding
+	(*GetNodeStatusRequest)(nil),   // 10: cube.v1.GetNodeStatusRequest
+	(*GetNodeStatusResponse)(nil),  // 11: cube.v1.GetNodeStatusResponse
+	(*GetVersionRequest)(nil),      // 12: cube.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),     // 13: cube.v1.GetVersionResponse
+	(*Version)(nil),                // 14: cube.v1.Version
+	(*Condition)(nil),              // 15: cube.v1.Condition
+	(*PhaseCount)(nil),             // 16: cube.v1.PhaseCount
+	(*NodeStatus)(nil),             // 17: cube.v1.NodeStatus
+	(*Usage)(nil),                  // 18: cube.v1.Usage
+	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
+	(Phase)(0),                     // 20: cube.v1.Phase
+	(*MachineInfo)(nil),            // 21: cube.v1.MachineInfo
 }
 var file_cube_v1_node_proto_depIdxs = []int32{
-	2,  // 0: cube.v1.CheckNodeResponse.findings:type_name -> cube.v1.Finding
-	10, // 1: cube.v1.GetNodeStatusResponse.status:type_name -> cube.v1.NodeStatus
-	7,  // 2: cube.v1.GetVersionResponse.version:type_name -> cube.v1.Version
-	11, // 3: cube.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	12, // 4: cube.v1.PhaseCount.phase:type_name -> cube.v1.Phase
-	7,  // 5: cube.v1.NodeStatus.version:type_name -> cube.v1.Version
-	11, // 6: cube.v1.NodeStatus.started_at:type_name -> google.protobuf.Timestamp
-	13, // 7: cube.v1.NodeStatus.machine:type_name -> cube.v1.MachineInfo
-	9,  // 8: cube.v1.NodeStatus.phases:type_name -> cube.v1.PhaseCount
-	8,  // 9: cube.v1.NodeStatus.conditions:type_name -> cube.v1.Condition
-	3,  // 10: cube.v1.NodeService.GetNodeStatus:input_type -> cube.v1.GetNodeStatusRequest
-	5,  // 11: cube.v1.NodeService.GetVersion:input_type -> cube.v1.GetVersionRequest
-	0,  // 12: cube.v1.NodeService.CheckNode:input_type -> cube.v1.CheckNodeRequest
-	4,  // 13: cube.v1.NodeService.GetNodeStatus:output_type -> cube.v1.GetNodeStatusResponse
-	6,  // 14: cube.v1.NodeService.GetVersion:output_type -> cube.v1.GetVersionResponse
-	1,  // 15: cube.v1.NodeService.CheckNode:output_type -> cube.v1.CheckNodeResponse
-	13, // [13:16] is the sub-list for method output_type
-	10, // [10:13] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	18, // 0: cube.v1.PoolObject.usage:type_name -> cube.v1.Usage
+	0,  // 1: cube.v1.PoolStatus.objects:type_name -> cube.v1.PoolObject
+	1,  // 2: cube.v1.GetPoolStatusResponse.status:type_name -> cube.v1.PoolStatus
+	4,  // 3: cube.v1.CollectGarbageResponse.garbage:type_name -> cube.v1.Garbage
+	9,  // 4: cube.v1.CheckNodeResponse.findings:type_name -> cube.v1.Finding
+	17, // 5: cube.v1.GetNodeStatusResponse.status:type_name -> cube.v1.NodeStatus
+	14, // 6: cube.v1.GetVersionResponse.version:type_name -> cube.v1.Version
+	19, // 7: cube.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	20, // 8: cube.v1.PhaseCount.phase:type_name -> cube.v1.Phase
+	14, // 9: cube.v1.NodeStatus.version:type_name -> cube.v1.Version
+	19, // 10: cube.v1.NodeStatus.started_at:type_name -> google.protobuf.Timestamp
+	21, // 11: cube.v1.NodeStatus.machine:type_name -> cube.v1.MachineInfo
+	16, // 12: cube.v1.NodeStatus.phases:type_name -> cube.v1.PhaseCount
+	15, // 13: cube.v1.NodeStatus.conditions:type_name -> cube.v1.Condition
+	10, // 14: cube.v1.NodeService.GetNodeStatus:input_type -> cube.v1.GetNodeStatusRequest
+	12, // 15: cube.v1.NodeService.GetVersion:input_type -> cube.v1.GetVersionRequest
+	7,  // 16: cube.v1.NodeService.CheckNode:input_type -> cube.v1.CheckNodeRequest
+	2,  // 17: cube.v1.NodeService.GetPoolStatus:input_type -> cube.v1.GetPoolStatusRequest
+	5,  // 18: cube.v1.NodeService.CollectGarbage:input_type -> cube.v1.CollectGarbageRequest
+	11, // 19: cube.v1.NodeService.GetNodeStatus:output_type -> cube.v1.GetNodeStatusResponse
+	13, // 20: cube.v1.NodeService.GetVersion:output_type -> cube.v1.GetVersionResponse
+	8,  // 21: cube.v1.NodeService.CheckNode:output_type -> cube.v1.CheckNodeResponse
+	3,  // 22: cube.v1.NodeService.GetPoolStatus:output_type -> cube.v1.GetPoolStatusResponse
+	6,  // 23: cube.v1.NodeService.CollectGarbage:output_type -> cube.v1.CollectGarbageResponse
+	19, // [19:24] is the sub-list for method output_type
+	14, // [14:19] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_cube_v1_node_proto_init() }
@@ -824,6 +1267,7 @@ func file_cube_v1_node_proto_init() {
 		return
 	}
 	file_cube_v1_sandbox_proto_init()
+	file_cube_v1_snapshot_proto_init()
 	file_cube_v1_template_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -831,7 +1275,7 @@ func file_cube_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cube_v1_node_proto_rawDesc), len(file_cube_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,113 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PauseMode tells what a pause keeps.
+type PauseMode int32
+
+const (
+	PauseMode_PAUSE_MODE_UNSPECIFIED PauseMode = 0
+	// Saves memory and device state on the pool and frees all host memory.
+	PauseMode_PAUSE_MODE_FULL PauseMode = 1
+	// Only stops the vCPUs.
+	PauseMode_PAUSE_MODE_KEEP_MEMORY PauseMode = 2
+	// Shuts the guest down and keeps only its disks; resume boots cold.
+	PauseMode_PAUSE_MODE_FILESYSTEM PauseMode = 3
+)
+
+// Enum value maps for PauseMode.
+var (
+	PauseMode_name = map[int32]string{
+		0: "PAUSE_MODE_UNSPECIFIED",
+		1: "PAUSE_MODE_FULL",
+		2: "PAUSE_MODE_KEEP_MEMORY",
+		3: "PAUSE_MODE_FILESYSTEM",
+	}
+	PauseMode_value = map[string]int32{
+		"PAUSE_MODE_UNSPECIFIED": 0,
+		"PAUSE_MODE_FULL":        1,
+		"PAUSE_MODE_KEEP_MEMORY": 2,
+		"PAUSE_MODE_FILESYSTEM":  3,
+	}
+)
+
+func (x PauseMode) Enum() *PauseMode {
+	p := new(PauseMode)
+	*p = x
+	return p
+}
+
+func (x PauseMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PauseMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_cube_v1_sandbox_proto_enumTypes[0].Descriptor()
+}
+
+func (PauseMode) Type() protoreflect.EnumType {
+	return &file_cube_v1_sandbox_proto_enumTypes[0]
+}
+
+func (x PauseMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PauseMode.Descriptor instead.
+func (PauseMode) EnumDescriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{0}
+}
+
+// OnTimeout is what happens when a time to live ends.
+type OnTimeout int32
+
+const (
+	// As ON_TIMEOUT_DELETE.
+	OnTimeout_ON_TIMEOUT_UNSPECIFIED OnTimeout = 0
+	OnTimeout_ON_TIMEOUT_DELETE      OnTimeout = 1
+	OnTimeout_ON_TIMEOUT_PAUSE       OnTimeout = 2
+)
+
+// Enum value maps for OnTimeout.
+var (
+	OnTimeout_name = map[int32]string{
+		0: "ON_TIMEOUT_UNSPECIFIED",
+		1: "ON_TIMEOUT_DELETE",
+		2: "ON_TIMEOUT_PAUSE",
+	}
+	OnTimeout_value = map[string]int32{
+		"ON_TIMEOUT_UNSPECIFIED": 0,
+		"ON_TIMEOUT_DELETE":      1,
+		"ON_TIMEOUT_PAUSE":       2,
+	}
+)
+
+func (x OnTimeout) Enum() *OnTimeout {
+	p := new(OnTimeout)
+	*p = x
+	return p
+}
+
+func (x OnTimeout) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnTimeout) Descriptor() protoreflect.EnumDescriptor {
+	return file_cube_v1_sandbox_proto_enumTypes[1].Descriptor()
+}
+
+func (OnTimeout) Type() protoreflect.EnumType {
+	return &file_cube_v1_sandbox_proto_enumTypes[1]
+}
+
+func (x OnTimeout) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnTimeout.Descriptor instead.
+func (OnTimeout) EnumDescriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{1}
+}
+
 // Phase is the state of a sandbox.
 type Phase int32
 
@@ -78,11 +185,11 @@ func (x Phase) String() string {
 }
 
 func (Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_cube_v1_sandbox_proto_enumTypes[0].Descriptor()
+	return file_cube_v1_sandbox_proto_enumTypes[2].Descriptor()
 }
 
 func (Phase) Type() protoreflect.EnumType {
-	return &file_cube_v1_sandbox_proto_enumTypes[0]
+	return &file_cube_v1_sandbox_proto_enumTypes[2]
 }
 
 func (x Phase) Number() protoreflect.EnumNumber {
@@ -91,7 +198,71 @@ func (x Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Phase.Descriptor instead.
 func (Phase) EnumDescriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{2}
+}
+
+// VolumeMount attaches a volume to a sandbox.
+type VolumeMount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A volume's ID, name or unique ID prefix. In an answer the ID; empty for a copy that
+	// a clone has for itself.
+	VolumeId string `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// In the guest, absolute.
+	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	ReadOnly      bool   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMount) Reset() {
+	*x = VolumeMount{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMount) ProtoMessage() {}
+
+func (x *VolumeMount) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
+func (*VolumeMount) Descriptor() ([]byte, []int) {
 	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *VolumeMount) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
 }
 
 // Sandbox is one MicroVM and all that belongs to it on the host.
@@ -111,14 +282,20 @@ type Sandbox struct {
 	// The guest's own address with its prefix length.
 	GuestAddress string `protobuf:"bytes,10,opt,name=guest_address,json=guestAddress,proto3" json:"guest_address,omitempty"`
 	// The VMM's process on the host; 0 when none runs.
-	Pid           int64 `protobuf:"varint,11,opt,name=pid,proto3" json:"pid,omitempty"`
+	Pid int64 `protobuf:"varint,11,opt,name=pid,proto3" json:"pid,omitempty"`
+	// The snapshot that it was made from or last rolled back to; may be empty.
+	SnapshotId string         `protobuf:"bytes,12,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	OnTimeout  OnTimeout      `protobuf:"varint,13,opt,name=on_timeout,json=onTimeout,proto3,enum=cube.v1.OnTimeout" json:"on_timeout,omitempty"`
+	Volumes    []*VolumeMount `protobuf:"bytes,14,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// How it was paused; unspecified unless it is.
+	Paused        PauseMode `protobuf:"varint,15,opt,name=paused,proto3,enum=cube.v1.PauseMode" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[0]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -130,7 +307,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[0]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -143,7 +320,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{0}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Sandbox) GetId() string {
@@ -223,6 +400,34 @@ func (x *Sandbox) GetPid() int64 {
 	return 0
 }
 
+func (x *Sandbox) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *Sandbox) GetOnTimeout() OnTimeout {
+	if x != nil {
+		return x.OnTimeout
+	}
+	return OnTimeout_ON_TIMEOUT_UNSPECIFIED
+}
+
+func (x *Sandbox) GetVolumes() []*VolumeMount {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Sandbox) GetPaused() PauseMode {
+	if x != nil {
+		return x.Paused
+	}
+	return PauseMode_PAUSE_MODE_UNSPECIFIED
+}
+
 // NetworkSpec is what a caller asks of a sandbox's network.
 type NetworkSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -235,7 +440,7 @@ type NetworkSpec struct {
 
 func (x *NetworkSpec) Reset() {
 	*x = NetworkSpec{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[1]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +452,7 @@ func (x *NetworkSpec) String() string {
 func (*NetworkSpec) ProtoMessage() {}
 
 func (x *NetworkSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[1]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +465,7 @@ func (x *NetworkSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSpec.ProtoReflect.Descriptor instead.
 func (*NetworkSpec) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{1}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *NetworkSpec) GetCidr() string {
@@ -282,7 +487,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[2]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +499,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[2]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +512,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{2}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HostMount) GetHostPath() string {
@@ -344,7 +549,7 @@ type StageTiming struct {
 
 func (x *StageTiming) Reset() {
 	*x = StageTiming{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[3]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +561,7 @@ func (x *StageTiming) String() string {
 func (*StageTiming) ProtoMessage() {}
 
 func (x *StageTiming) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[3]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +574,7 @@ func (x *StageTiming) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTiming.ProtoReflect.Descriptor instead.
 func (*StageTiming) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StageTiming) GetStage() string {
@@ -395,10 +600,12 @@ func (x *StageTiming) GetDuration() *durationpb.Duration {
 
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A template's ID, name, or unique ID prefix.
-	TemplateId string            `protobuf:"bytes,1,opt,name=template_id,json=templateId,proto3" json:"template_id,omitempty"`
-	Resources  *Resources        `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
-	Env        map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// A template's ID, name, or unique ID prefix. Exactly one of template_id and
+	// snapshot_id is set.
+	TemplateId string `protobuf:"bytes,1,opt,name=template_id,json=templateId,proto3" json:"template_id,omitempty"`
+	// Absent with snapshot_id: a snapshot's size is fixed.
+	Resources *Resources        `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
+	Env       map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Opaque, can be filtered on. The key "host-mount" may hold a JSON array of host
 	// mounts instead of host_mounts.
 	Metadata map[string]string `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -409,13 +616,18 @@ type CreateSandboxRequest struct {
 	// Makes retries safe: same key and same request join or return the first result,
 	// same key and another request is ALREADY_EXISTS. At most 128 bytes.
 	IdempotencyKey string `protobuf:"bytes,8,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A snapshot's ID, name, or unique ID prefix.
+	SnapshotId string    `protobuf:"bytes,9,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	OnTimeout  OnTimeout `protobuf:"varint,10,opt,name=on_timeout,json=onTimeout,proto3,enum=cube.v1.OnTimeout" json:"on_timeout,omitempty"`
+	// At most 4.
+	Volumes       []*VolumeMount `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[4]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +639,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[4]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +652,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateSandboxRequest) GetTemplateId() string {
@@ -499,6 +711,27 @@ func (x *CreateSandboxRequest) GetIdempotencyKey() string {
 	return ""
 }
 
+func (x *CreateSandboxRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *CreateSandboxRequest) GetOnTimeout() OnTimeout {
+	if x != nil {
+		return x.OnTimeout
+	}
+	return OnTimeout_ON_TIMEOUT_UNSPECIFIED
+}
+
+func (x *CreateSandboxRequest) GetVolumes() []*VolumeMount {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
 type CreateSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -509,7 +742,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[5]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +754,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[5]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +767,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -561,7 +794,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[6]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +806,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[6]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +819,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -605,7 +838,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[7]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +850,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[7]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +863,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -657,7 +890,7 @@ type ListSandboxRequest struct {
 
 func (x *ListSandboxRequest) Reset() {
 	*x = ListSandboxRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[8]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -669,7 +902,7 @@ func (x *ListSandboxRequest) String() string {
 func (*ListSandboxRequest) ProtoMessage() {}
 
 func (x *ListSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[8]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -682,7 +915,7 @@ func (x *ListSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListSandboxRequest) GetPageSize() uint32 {
@@ -733,7 +966,7 @@ type ListSandboxResponse struct {
 
 func (x *ListSandboxResponse) Reset() {
 	*x = ListSandboxResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[9]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +978,7 @@ func (x *ListSandboxResponse) String() string {
 func (*ListSandboxResponse) ProtoMessage() {}
 
 func (x *ListSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[9]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +991,7 @@ func (x *ListSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSandboxResponse) GetSandboxes() []*Sandbox {
@@ -794,7 +1027,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[10]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +1039,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[10]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +1052,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -844,7 +1077,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[11]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +1089,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[11]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +1102,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 // WindowSize is a terminal's size in character cells.
@@ -883,7 +1116,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[12]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +1128,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[12]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +1141,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WindowSize) GetCols() uint32 {
@@ -941,7 +1174,7 @@ type ExecSandboxRequest struct {
 
 func (x *ExecSandboxRequest) Reset() {
 	*x = ExecSandboxRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1186,7 @@ func (x *ExecSandboxRequest) String() string {
 func (*ExecSandboxRequest) ProtoMessage() {}
 
 func (x *ExecSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[13]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1199,7 @@ func (x *ExecSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ExecSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecSandboxRequest) GetRequest() isExecSandboxRequest_Request {
@@ -1078,7 +1311,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1323,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[14]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1336,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1170,7 +1403,7 @@ type ExecCloseStdin struct {
 
 func (x *ExecCloseStdin) Reset() {
 	*x = ExecCloseStdin{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1415,7 @@ func (x *ExecCloseStdin) String() string {
 func (*ExecCloseStdin) ProtoMessage() {}
 
 func (x *ExecCloseStdin) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[15]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1428,7 @@ func (x *ExecCloseStdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCloseStdin.ProtoReflect.Descriptor instead.
 func (*ExecCloseStdin) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 type ExecSandboxResponse struct {
@@ -1215,7 +1448,7 @@ type ExecSandboxResponse struct {
 
 func (x *ExecSandboxResponse) Reset() {
 	*x = ExecSandboxResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1460,7 @@ func (x *ExecSandboxResponse) String() string {
 func (*ExecSandboxResponse) ProtoMessage() {}
 
 func (x *ExecSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[16]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1473,7 @@ func (x *ExecSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ExecSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecSandboxResponse) GetResponse() isExecSandboxResponse_Response {
@@ -1356,7 +1589,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1601,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[17]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1614,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -1407,7 +1640,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1652,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[18]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1665,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -1475,7 +1708,7 @@ type GetSandboxLogsRequest struct {
 
 func (x *GetSandboxLogsRequest) Reset() {
 	*x = GetSandboxLogsRequest{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1720,7 @@ func (x *GetSandboxLogsRequest) String() string {
 func (*GetSandboxLogsRequest) ProtoMessage() {}
 
 func (x *GetSandboxLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[19]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1733,7 @@ func (x *GetSandboxLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxLogsRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxLogsRequest) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetSandboxLogsRequest) GetSandboxId() string {
@@ -1533,7 +1766,7 @@ type GetSandboxLogsResponse struct {
 
 func (x *GetSandboxLogsResponse) Reset() {
 	*x = GetSandboxLogsResponse{}
-	mi := &file_cube_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1778,7 @@ func (x *GetSandboxLogsResponse) String() string {
 func (*GetSandboxLogsResponse) ProtoMessage() {}
 
 func (x *GetSandboxLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cube_v1_sandbox_proto_msgTypes[20]
+	mi := &file_cube_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1791,7 @@ func (x *GetSandboxLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxLogsResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxLogsResponse) Descriptor() ([]byte, []int) {
-	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetSandboxLogsResponse) GetData() []byte {
@@ -1568,11 +1801,701 @@ func (x *GetSandboxLogsResponse) GetData() []byte {
 	return nil
 }
 
+type PauseSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID or unique prefix.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Unspecified: full.
+	Mode          PauseMode `protobuf:"varint,2,opt,name=mode,proto3,enum=cube.v1.PauseMode" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxRequest) Reset() {
+	*x = PauseSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxRequest) ProtoMessage() {}
+
+func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxRequest.ProtoReflect.Descriptor instead.
+func (*PauseSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PauseSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *PauseSandboxRequest) GetMode() PauseMode {
+	if x != nil {
+		return x.Mode
+	}
+	return PauseMode_PAUSE_MODE_UNSPECIFIED
+}
+
+type PauseSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxResponse) Reset() {
+	*x = PauseSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxResponse) ProtoMessage() {}
+
+func (x *PauseSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxResponse.ProtoReflect.Descriptor instead.
+func (*PauseSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PauseSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type ResumeSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID or unique prefix.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// New time to live. Absent or zero: that of the create, counted anew.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxRequest) Reset() {
+	*x = ResumeSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxRequest) ProtoMessage() {}
+
+func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxRequest.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResumeSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ResumeSandboxRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+type ResumeSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxResponse) Reset() {
+	*x = ResumeSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxResponse) ProtoMessage() {}
+
+func (x *ResumeSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxResponse.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResumeSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type StopSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID or unique prefix.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopSandboxRequest) Reset() {
+	*x = StopSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopSandboxRequest) ProtoMessage() {}
+
+func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopSandboxRequest.ProtoReflect.Descriptor instead.
+func (*StopSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *StopSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type StopSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopSandboxResponse) Reset() {
+	*x = StopSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopSandboxResponse) ProtoMessage() {}
+
+func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopSandboxResponse.ProtoReflect.Descriptor instead.
+func (*StopSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StopSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type StartSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID or unique prefix.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartSandboxRequest) Reset() {
+	*x = StartSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartSandboxRequest) ProtoMessage() {}
+
+func (x *StartSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartSandboxRequest.ProtoReflect.Descriptor instead.
+func (*StartSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StartSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type StartSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartSandboxResponse) Reset() {
+	*x = StartSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartSandboxResponse) ProtoMessage() {}
+
+func (x *StartSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartSandboxResponse.ProtoReflect.Descriptor instead.
+func (*StartSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *StartSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type RollbackSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID or unique prefix.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// A snapshot of this sandbox: ID, name, or unique ID prefix.
+	SnapshotId    string `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxRequest) Reset() {
+	*x = RollbackSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxRequest) ProtoMessage() {}
+
+func (x *RollbackSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxRequest.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RollbackSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *RollbackSandboxRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type RollbackSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxResponse) Reset() {
+	*x = RollbackSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxResponse) ProtoMessage() {}
+
+func (x *RollbackSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxResponse.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RollbackSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type CloneSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one of sandbox_id and snapshot_id: ID or unique prefix, for a snapshot also
+	// its name.
+	SandboxId  string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SnapshotId string `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// 1 to 100; 0 means 1.
+	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Laid over the source's.
+	Env map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Empty: the source's.
+	Metadata map[string]string `protobuf:"bytes,5,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Time to live of each child. Absent or zero: none.
+	Timeout       *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	OnTimeout     OnTimeout            `protobuf:"varint,7,opt,name=on_timeout,json=onTimeout,proto3,enum=cube.v1.OnTimeout" json:"on_timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneSandboxRequest) Reset() {
+	*x = CloneSandboxRequest{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneSandboxRequest) ProtoMessage() {}
+
+func (x *CloneSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneSandboxRequest.ProtoReflect.Descriptor instead.
+func (*CloneSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *CloneSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CloneSandboxRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *CloneSandboxRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *CloneSandboxRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *CloneSandboxRequest) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *CloneSandboxRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *CloneSandboxRequest) GetOnTimeout() OnTimeout {
+	if x != nil {
+		return x.OnTimeout
+	}
+	return OnTimeout_ON_TIMEOUT_UNSPECIFIED
+}
+
+// CloneResult is the outcome for one child.
+type CloneResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent when the child could not be made; the other fields say why then.
+	Sandbox *Sandbox `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	// Name of the error's code, for example NO_SPACE.
+	Code          string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Hint          string `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneResult) Reset() {
+	*x = CloneResult{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneResult) ProtoMessage() {}
+
+func (x *CloneResult) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneResult.ProtoReflect.Descriptor instead.
+func (*CloneResult) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CloneResult) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *CloneResult) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *CloneResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CloneResult) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
+type CloneSandboxResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One per child.
+	Results       []*CloneResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloneSandboxResponse) Reset() {
+	*x = CloneSandboxResponse{}
+	mi := &file_cube_v1_sandbox_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloneSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloneSandboxResponse) ProtoMessage() {}
+
+func (x *CloneSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cube_v1_sandbox_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloneSandboxResponse.ProtoReflect.Descriptor instead.
+func (*CloneSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_cube_v1_sandbox_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CloneSandboxResponse) GetResults() []*CloneResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 var File_cube_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x15cube/v1/sandbox.proto\x12\acube.v1\x1a\x14cube/v1/common.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x04\n" +
+	"\x15cube/v1/sandbox.proto\x12\acube.v1\x1a\x14cube/v1/common.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"[\n" +
+	"\vVolumeMount\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\xb0\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12$\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x0e.cube.v1.PhaseR\x05phase\x12\x16\n" +
@@ -1588,7 +2511,13 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12#\n" +
 	"\rguest_address\x18\n" +
 	" \x01(\tR\fguestAddress\x12\x10\n" +
-	"\x03pid\x18\v \x01(\x03R\x03pid\x1a;\n" +
+	"\x03pid\x18\v \x01(\x03R\x03pid\x12\x1f\n" +
+	"\vsnapshot_id\x18\f \x01(\tR\n" +
+	"snapshotId\x121\n" +
+	"\n" +
+	"on_timeout\x18\r \x01(\x0e2\x12.cube.v1.OnTimeoutR\tonTimeout\x12.\n" +
+	"\avolumes\x18\x0e \x03(\v2\x14.cube.v1.VolumeMountR\avolumes\x12*\n" +
+	"\x06paused\x18\x0f \x01(\x0e2\x12.cube.v1.PauseModeR\x06paused\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"!\n" +
@@ -1601,7 +2530,7 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\vStageTiming\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xa4\x04\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xa8\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1f\n" +
 	"\vtemplate_id\x18\x01 \x01(\tR\n" +
 	"templateId\x120\n" +
@@ -1612,7 +2541,13 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\anetwork\x18\x06 \x01(\v2\x14.cube.v1.NetworkSpecR\anetwork\x123\n" +
 	"\vhost_mounts\x18\a \x03(\v2\x12.cube.v1.HostMountR\n" +
 	"hostMounts\x12'\n" +
-	"\x0fidempotency_key\x18\b \x01(\tR\x0eidempotencyKey\x1a6\n" +
+	"\x0fidempotency_key\x18\b \x01(\tR\x0eidempotencyKey\x12\x1f\n" +
+	"\vsnapshot_id\x18\t \x01(\tR\n" +
+	"snapshotId\x121\n" +
+	"\n" +
+	"on_timeout\x18\n" +
+	" \x01(\x0e2\x12.cube.v1.OnTimeoutR\tonTimeout\x12.\n" +
+	"\avolumes\x18\v \x03(\v2\x14.cube.v1.VolumeMountR\avolumes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -1698,7 +2633,69 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"tail_lines\x18\x02 \x01(\rR\ttailLines\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\",\n" +
 	"\x16GetSandboxLogsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data*\xcb\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\\\n" +
+	"\x13PauseSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12&\n" +
+	"\x04mode\x18\x02 \x01(\x0e2\x12.cube.v1.PauseModeR\x04mode\"B\n" +
+	"\x14PauseSandboxResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\"j\n" +
+	"\x14ResumeSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x123\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"C\n" +
+	"\x15ResumeSandboxResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\"3\n" +
+	"\x12StopSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"A\n" +
+	"\x13StopSandboxResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\"4\n" +
+	"\x13StartSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"B\n" +
+	"\x14StartSandboxResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\"X\n" +
+	"\x16RollbackSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\"E\n" +
+	"\x17RollbackSandboxResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\"\xc9\x03\n" +
+	"\x13CloneSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\x127\n" +
+	"\x03env\x18\x04 \x03(\v2%.cube.v1.CloneSandboxRequest.EnvEntryR\x03env\x12F\n" +
+	"\bmetadata\x18\x05 \x03(\v2*.cube.v1.CloneSandboxRequest.MetadataEntryR\bmetadata\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x121\n" +
+	"\n" +
+	"on_timeout\x18\a \x01(\x0e2\x12.cube.v1.OnTimeoutR\tonTimeout\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"{\n" +
+	"\vCloneResult\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.cube.v1.SandboxR\asandbox\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x12\n" +
+	"\x04hint\x18\x04 \x01(\tR\x04hint\"F\n" +
+	"\x14CloneSandboxResponse\x12.\n" +
+	"\aresults\x18\x01 \x03(\v2\x14.cube.v1.CloneResultR\aresults*s\n" +
+	"\tPauseMode\x12\x1a\n" +
+	"\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fPAUSE_MODE_FULL\x10\x01\x12\x1a\n" +
+	"\x16PAUSE_MODE_KEEP_MEMORY\x10\x02\x12\x19\n" +
+	"\x15PAUSE_MODE_FILESYSTEM\x10\x03*T\n" +
+	"\tOnTimeout\x12\x1a\n" +
+	"\x16ON_TIMEOUT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11ON_TIMEOUT_DELETE\x10\x01\x12\x14\n" +
+	"\x10ON_TIMEOUT_PAUSE\x10\x02*\xcb\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_CREATING\x10\x01\x12\x11\n" +
@@ -1709,7 +2706,7 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\x0ePHASE_STOPPING\x10\x06\x12\x11\n" +
 	"\rPHASE_STOPPED\x10\a\x12\x12\n" +
 	"\x0ePHASE_DELETING\x10\b\x12\x10\n" +
-	"\fPHASE_FAILED\x10\t2\xe4\x03\n" +
+	"\fPHASE_FAILED\x10\t2\xbb\a\n" +
 	"\x0eSandboxService\x12N\n" +
 	"\rCreateSandbox\x12\x1d.cube.v1.CreateSandboxRequest\x1a\x1e.cube.v1.CreateSandboxResponse\x12E\n" +
 	"\n" +
@@ -1717,7 +2714,13 @@ const file_cube_v1_sandbox_proto_rawDesc = "" +
 	"\vListSandbox\x12\x1b.cube.v1.ListSandboxRequest\x1a\x1c.cube.v1.ListSandboxResponse\x12N\n" +
 	"\rDeleteSandbox\x12\x1d.cube.v1.DeleteSandboxRequest\x1a\x1e.cube.v1.DeleteSandboxResponse\x12L\n" +
 	"\vExecSandbox\x12\x1b.cube.v1.ExecSandboxRequest\x1a\x1c.cube.v1.ExecSandboxResponse(\x010\x01\x12S\n" +
-	"\x0eGetSandboxLogs\x12\x1e.cube.v1.GetSandboxLogsRequest\x1a\x1f.cube.v1.GetSandboxLogsResponse0\x01B\x8b\x01\n" +
+	"\x0eGetSandboxLogs\x12\x1e.cube.v1.GetSandboxLogsRequest\x1a\x1f.cube.v1.GetSandboxLogsResponse0\x01\x12K\n" +
+	"\fPauseSandbox\x12\x1c.cube.v1.PauseSandboxRequest\x1a\x1d.cube.v1.PauseSandboxResponse\x12N\n" +
+	"\rResumeSandbox\x12\x1d.cube.v1.ResumeSandboxRequest\x1a\x1e.cube.v1.ResumeSandboxResponse\x12H\n" +
+	"\vStopSandbox\x12\x1b.cube.v1.StopSandboxRequest\x1a\x1c.cube.v1.StopSandboxResponse\x12K\n" +
+	"\fStartSandbox\x12\x1c.cube.v1.StartSandboxRequest\x1a\x1d.cube.v1.StartSandboxResponse\x12T\n" +
+	"\x0fRollbackSandbox\x12\x1f.cube.v1.RollbackSandboxRequest\x1a .cube.v1.RollbackSandboxResponse\x12K\n" +
+	"\fCloneSandbox\x12\x1c.cube.v1.CloneSandboxRequest\x1a\x1d.cube.v1.CloneSandboxResponseB\x8b\x01\n" +
 	"\vcom.cube.v1B\fSandboxProtoP\x01Z1github.com/cubesandbox/cubelet/api/cube/v1;cubev1\xa2\x02\x03CXX\xaa\x02\aCube.V1\xca\x02\aCube\\V1\xe2\x02\x13Cube\\V1\\GPBMetadata\xea\x02\bCube::V1b\x06proto3"
 
 var (
@@ -1732,86 +2735,134 @@ func file_cube_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_cube_v1_sandbox_proto_rawDescData
 }
 
-var file_cube_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cube_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_cube_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_cube_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_cube_v1_sandbox_proto_goTypes = []any{
-	(Phase)(0),                     // 0: cube.v1.Phase
-	(*Sandbox)(nil),                // 1: cube.v1.Sandbox
-	(*NetworkSpec)(nil),            // 2: cube.v1.NetworkSpec
-	(*HostMount)(nil),              // 3: cube.v1.HostMount
-	(*StageTiming)(nil),            // 4: cube.v1.StageTiming
-	(*CreateSandboxRequest)(nil),   // 5: cube.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),  // 6: cube.v1.CreateSandboxResponse
-	(*GetSandboxRequest)(nil),      // 7: cube.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 8: cube.v1.GetSandboxResponse
-	(*ListSandboxRequest)(nil),     // 9: cube.v1.ListSandboxRequest
-	(*ListSandboxResponse)(nil),    // 10: cube.v1.ListSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 11: cube.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 12: cube.v1.DeleteSandboxResponse
-	(*WindowSize)(nil),             // 13: cube.v1.WindowSize
-	(*ExecSandboxRequest)(nil),     // 14: cube.v1.ExecSandboxRequest
-	(*ExecStart)(nil),              // 15: cube.v1.ExecStart
-	(*ExecCloseStdin)(nil),         // 16: cube.v1.ExecCloseStdin
-	(*ExecSandboxResponse)(nil),    // 17: cube.v1.ExecSandboxResponse
-	(*ExecStarted)(nil),            // 18: cube.v1.ExecStarted
-	(*ExecExited)(nil),             // 19: cube.v1.ExecExited
-	(*GetSandboxLogsRequest)(nil),  // 20: cube.v1.GetSandboxLogsRequest
-	(*GetSandboxLogsResponse)(nil), // 21: cube.v1.GetSandboxLogsResponse
-	nil,                            // 22: cube.v1.Sandbox.MetadataEntry
-	nil,                            // 23: cube.v1.CreateSandboxRequest.EnvEntry
-	nil,                            // 24: cube.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 25: cube.v1.ListSandboxRequest.MetadataEntry
-	nil,                            // 26: cube.v1.ExecStart.EnvEntry
-	(*Resources)(nil),              // 27: cube.v1.Resources
-	(*timestamppb.Timestamp)(nil),  // 28: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 29: google.protobuf.Duration
+	(PauseMode)(0),                  // 0: cube.v1.PauseMode
+	(OnTimeout)(0),                  // 1: cube.v1.OnTimeout
+	(Phase)(0),                      // 2: cube.v1.Phase
+	(*VolumeMount)(nil),             // 3: cube.v1.VolumeMount
+	(*Sandbox)(nil),                 // 4: cube.v1.Sandbox
+	(*NetworkSpec)(nil),             // 5: cube.v1.NetworkSpec
+	(*HostMount)(nil),               // 6: cube.v1.HostMount
+	(*StageTiming)(nil),             // 7: cube.v1.StageTiming
+	(*CreateSandboxRequest)(nil),    // 8: cube.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),   // 9: cube.v1.CreateSandboxResponse
+	(*GetSandboxRequest)(nil),       // 10: cube.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),      // 11: cube.v1.GetSandboxResponse
+	(*ListSandboxRequest)(nil),      // 12: cube.v1.ListSandboxRequest
+	(*ListSandboxResponse)(nil),     // 13: cube.v1.ListSandboxResponse
+	(*DeleteSandboxRequest)(nil),    // 14: cube.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),   // 15: cube.v1.DeleteSandboxResponse
+	(*WindowSize)(nil),              // 16: cube.v1.WindowSize
+	(*ExecSandboxRequest)(nil),      // 17: cube.v1.ExecSandboxRequest
+	(*ExecStart)(nil),               // 18: cube.v1.ExecStart
+	(*ExecCloseStdin)(nil),          // 19: cube.v1.ExecCloseStdin
+	(*ExecSandboxResponse)(nil),     // 20: cube.v1.ExecSandboxResponse
+	(*ExecStarted)(nil),             // 21: cube.v1.ExecStarted
+	(*ExecExited)(nil),              // 22: cube.v1.ExecExited
+	(*GetSandboxLogsRequest)(nil),   // 23: cube.v1.GetSandboxLogsRequest
+	(*GetSandboxLogsResponse)(nil),  // 24: cube.v1.GetSandboxLogsResponse
+	(*PauseSandboxRequest)(nil),     // 25: cube.v1.PauseSandboxRequest
+	(*PauseSandboxResponse)(nil),    // 26: cube.v1.PauseSandboxResponse
+	(*ResumeSandboxRequest)(nil),    // 27: cube.v1.ResumeSandboxRequest
+	(*ResumeSandboxResponse)(nil),   // 28: cube.v1.ResumeSandboxResponse
+	(*StopSandboxRequest)(nil),      // 29: cube.v1.StopSandboxRequest
+	(*StopSandboxResponse)(nil),     // 30: cube.v1.StopSandboxResponse
+	(*StartSandboxRequest)(nil),     // 31: cube.v1.StartSandboxRequest
+	(*StartSandboxResponse)(nil),    // 32: cube.v1.StartSandboxResponse
+	(*RollbackSandboxRequest)(nil),  // 33: cube.v1.RollbackSandboxRequest
+	(*RollbackSandboxResponse)(nil), // 34: cube.v1.RollbackSandboxResponse
+	(*CloneSandboxRequest)(nil),     // 35: cube.v1.CloneSandboxRequest
+	(*CloneResult)(nil),             // 36: cube.v1.CloneResult
+	(*CloneSandboxResponse)(nil),    // 37: cube.v1.CloneSandboxResponse
+	nil,                             // 38: cube.v1.Sandbox.MetadataEntry
+	nil,                             // 39: cube.v1.CreateSandboxRequest.EnvEntry
+	nil,                             // 40: cube.v1.CreateSandboxRequest.MetadataEntry
+	nil,                             // 41: cube.v1.ListSandboxRequest.MetadataEntry
+	nil,                             // 42: cube.v1.ExecStart.EnvEntry
+	nil,                             // 43: cube.v1.CloneSandboxRequest.EnvEntry
+	nil,                             // 44: cube.v1.CloneSandboxRequest.MetadataEntry
+	(*Resources)(nil),               // 45: cube.v1.Resources
+	(*timestamppb.Timestamp)(nil),   // 46: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 47: google.protobuf.Duration
 }
 var file_cube_v1_sandbox_proto_depIdxs = []int32{
-	0,  // 0: cube.v1.Sandbox.phase:type_name -> cube.v1.Phase
-	27, // 1: cube.v1.Sandbox.resources:type_name -> cube.v1.Resources
-	22, // 2: cube.v1.Sandbox.metadata:type_name -> cube.v1.Sandbox.MetadataEntry
-	2,  // 3: cube.v1.Sandbox.network:type_name -> cube.v1.NetworkSpec
-	28, // 4: cube.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	28, // 5: cube.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	29, // 6: cube.v1.StageTiming.start:type_name -> google.protobuf.Duration
-	29, // 7: cube.v1.StageTiming.duration:type_name -> google.protobuf.Duration
-	27, // 8: cube.v1.CreateSandboxRequest.resources:type_name -> cube.v1.Resources
-	23, // 9: cube.v1.CreateSandboxRequest.env:type_name -> cube.v1.CreateSandboxRequest.EnvEntry
-	24, // 10: cube.v1.CreateSandboxRequest.metadata:type_name -> cube.v1.CreateSandboxRequest.MetadataEntry
-	29, // 11: cube.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	2,  // 12: cube.v1.CreateSandboxRequest.network:type_name -> cube.v1.NetworkSpec
-	3,  // 13: cube.v1.CreateSandboxRequest.host_mounts:type_name -> cube.v1.HostMount
-	1,  // 14: cube.v1.CreateSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
-	4,  // 15: cube.v1.CreateSandboxResponse.timings:type_name -> cube.v1.StageTiming
-	1,  // 16: cube.v1.GetSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
-	0,  // 17: cube.v1.ListSandboxRequest.phases:type_name -> cube.v1.Phase
-	25, // 18: cube.v1.ListSandboxRequest.metadata:type_name -> cube.v1.ListSandboxRequest.MetadataEntry
-	1,  // 19: cube.v1.ListSandboxResponse.sandboxes:type_name -> cube.v1.Sandbox
-	15, // 20: cube.v1.ExecSandboxRequest.start:type_name -> cube.v1.ExecStart
-	16, // 21: cube.v1.ExecSandboxRequest.close_stdin:type_name -> cube.v1.ExecCloseStdin
-	13, // 22: cube.v1.ExecSandboxRequest.resize:type_name -> cube.v1.WindowSize
-	26, // 23: cube.v1.ExecStart.env:type_name -> cube.v1.ExecStart.EnvEntry
-	13, // 24: cube.v1.ExecStart.tty:type_name -> cube.v1.WindowSize
-	29, // 25: cube.v1.ExecStart.timeout:type_name -> google.protobuf.Duration
-	18, // 26: cube.v1.ExecSandboxResponse.started:type_name -> cube.v1.ExecStarted
-	19, // 27: cube.v1.ExecSandboxResponse.exited:type_name -> cube.v1.ExecExited
-	5,  // 28: cube.v1.SandboxService.CreateSandbox:input_type -> cube.v1.CreateSandboxRequest
-	7,  // 29: cube.v1.SandboxService.GetSandbox:input_type -> cube.v1.GetSandboxRequest
-	9,  // 30: cube.v1.SandboxService.ListSandbox:input_type -> cube.v1.ListSandboxRequest
-	11, // 31: cube.v1.SandboxService.DeleteSandbox:input_type -> cube.v1.DeleteSandboxRequest
-	14, // 32: cube.v1.SandboxService.ExecSandbox:input_type -> cube.v1.ExecSandboxRequest
-	20, // 33: cube.v1.SandboxService.GetSandboxLogs:input_type -> cube.v1.GetSandboxLogsRequest
-	6,  // 34: cube.v1.SandboxService.CreateSandbox:output_type -> cube.v1.CreateSandboxResponse
-	8,  // 35: cube.v1.SandboxService.GetSandbox:output_type -> cube.v1.GetSandboxResponse
-	10, // 36: cube.v1.SandboxService.ListSandbox:output_type -> cube.v1.ListSandboxResponse
-	12, // 37: cube.v1.SandboxService.DeleteSandbox:output_type -> cube.v1.DeleteSandboxResponse
-	17, // 38: cube.v1.SandboxService.ExecSandbox:output_type -> cube.v1.ExecSandboxResponse
-	21, // 39: cube.v1.SandboxService.GetSandboxLogs:output_type -> cube.v1.GetSandboxLogsResponse
-	34, // [34:40] is the sub-list for method output_type
-	28, // [28:34] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	2,  // 0: cube.v1.Sandbox.phase:type_name -> cube.v1.Phase
+	45, // 1: cube.v1.Sandbox.resources:type_name -> cube.v1.Resources
+	38, // 2: cube.v1.Sandbox.metadata:type_name -> cube.v1.Sandbox.MetadataEntry
+	5,  // 3: cube.v1.Sandbox.network:type_name -> cube.v1.NetworkSpec
+	46, // 4: cube.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	46, // 5: cube.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	1,  // 6: cube.v1.Sandbox.on_timeout:type_name -> cube.v1.OnTimeout
+	3,  // 7: cube.v1.Sandbox.volumes:type_name -> cube.v1.VolumeMount
+	0,  // 8: cube.v1.Sandbox.paused:type_name -> cube.v1.PauseMode
+	47, // 9: cube.v1.StageTiming.start:type_name -> google.protobuf.Duration
+	47, // 10: cube.v1.StageTiming.duration:type_name -> google.protobuf.Duration
+	45, // 11: cube.v1.CreateSandboxRequest.resources:type_name -> cube.v1.Resources
+	39, // 12: cube.v1.CreateSandboxRequest.env:type_name -> cube.v1.CreateSandboxRequest.EnvEntry
+	40, // 13: cube.v1.CreateSandboxRequest.metadata:type_name -> cube.v1.CreateSandboxRequest.MetadataEntry
+	47, // 14: cube.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 15: cube.v1.CreateSandboxRequest.network:type_name -> cube.v1.NetworkSpec
+	6,  // 16: cube.v1.CreateSandboxRequest.host_mounts:type_name -> cube.v1.HostMount
+	1,  // 17: cube.v1.CreateSandboxRequest.on_timeout:type_name -> cube.v1.OnTimeout
+	3,  // 18: cube.v1.CreateSandboxRequest.volumes:type_name -> cube.v1.VolumeMount
+	4,  // 19: cube.v1.CreateSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	7,  // 20: cube.v1.CreateSandboxResponse.timings:type_name -> cube.v1.StageTiming
+	4,  // 21: cube.v1.GetSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	2,  // 22: cube.v1.ListSandboxRequest.phases:type_name -> cube.v1.Phase
+	41, // 23: cube.v1.ListSandboxRequest.metadata:type_name -> cube.v1.ListSandboxRequest.MetadataEntry
+	4,  // 24: cube.v1.ListSandboxResponse.sandboxes:type_name -> cube.v1.Sandbox
+	18, // 25: cube.v1.ExecSandboxRequest.start:type_name -> cube.v1.ExecStart
+	19, // 26: cube.v1.ExecSandboxRequest.close_stdin:type_name -> cube.v1.ExecCloseStdin
+	16, // 27: cube.v1.ExecSandboxRequest.resize:type_name -> cube.v1.WindowSize
+	42, // 28: cube.v1.ExecStart.env:type_name -> cube.v1.ExecStart.EnvEntry
+	16, // 29: cube.v1.ExecStart.tty:type_name -> cube.v1.WindowSize
+	47, // 30: cube.v1.ExecStart.timeout:type_name -> google.protobuf.Duration
+	21, // 31: cube.v1.ExecSandboxResponse.started:type_name -> cube.v1.ExecStarted
+	22, // 32: cube.v1.ExecSandboxResponse.exited:type_name -> cube.v1.ExecExited
+	0,  // 33: cube.v1.PauseSandboxRequest.mode:type_name -> cube.v1.PauseMode
+	4,  // 34: cube.v1.PauseSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	47, // 35: cube.v1.ResumeSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 36: cube.v1.ResumeSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	4,  // 37: cube.v1.StopSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	4,  // 38: cube.v1.StartSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	4,  // 39: cube.v1.RollbackSandboxResponse.sandbox:type_name -> cube.v1.Sandbox
+	43, // 40: cube.v1.CloneSandboxRequest.env:type_name -> cube.v1.CloneSandboxRequest.EnvEntry
+	44, // 41: cube.v1.CloneSandboxRequest.metadata:type_name -> cube.v1.CloneSandboxRequest.MetadataEntry
+	47, // 42: cube.v1.CloneSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	1,  // 43: cube.v1.CloneSandboxRequest.on_timeout:type_name -> cube.v1.OnTimeout
+	4,  // 44: cube.v1.CloneResult.sandbox:type_name -> cube.v1.Sandbox
+	36, // 45: cube.v1.CloneSandboxResponse.results:type_name -> cube.v1.CloneResult
+	8,  // 46: cube.v1.SandboxService.CreateSandbox:input_type -> cube.v1.CreateSandboxRequest
+	10, // 47: cube.v1.SandboxService.GetSandbox:input_type -> cube.v1.GetSandboxRequest
+	12, // 48: cube.v1.SandboxService.ListSandbox:input_type -> cube.v1.ListSandboxRequest
+	14, // 49: cube.v1.SandboxService.DeleteSandbox:input_type -> cube.v1.DeleteSandboxRequest
+	17, // 50: cube.v1.SandboxService.ExecSandbox:input_type -> cube.v1.ExecSandboxRequest
+	23, // 51: cube.v1.SandboxService.GetSandboxLogs:input_type -> cube.v1.GetSandboxLogsRequest
+	25, // 52: cube.v1.SandboxService.PauseSandbox:input_type -> cube.v1.PauseSandboxRequest
+	27, // 53: cube.v1.SandboxService.ResumeSandbox:input_type -> cube.v1.ResumeSandboxRequest
+	29, // 54: cube.v1.SandboxService.StopSandbox:input_type -> cube.v1.StopSandboxRequest
+	31, // 55: cube.v1.SandboxService.StartSandbox:input_type -> cube.v1.StartSandboxRequest
+	33, // 56: cube.v1.SandboxService.RollbackSandbox:input_type -> cube.v1.RollbackSandboxRequest
+	35, // 57: cube.v1.SandboxService.CloneSandbox:input_type -> cube.v1.CloneSandboxRequest
+	9,  // 58: cube.v1.SandboxService.CreateSandbox:output_type -> cube.v1.CreateSandboxResponse
+	11, // 59: cube.v1.SandboxService.GetSandbox:output_type -> cube.v1.GetSandboxResponse
+	13, // 60: cube.v1.SandboxService.ListSandbox:output_type -> cube.v1.ListSandboxResponse
+	15, // 61: cube.v1.SandboxService.DeleteSandbox:output_type -> cube.v1.DeleteSandboxResponse
+	20, // 62: cube.v1.SandboxService.ExecSandbox:output_type -> cube.v1.ExecSandboxResponse
+	24, // 63: cube.v1.SandboxService.GetSandboxLogs:output_type -> cube.v1.GetSandboxLogsResponse
+	26, // 64: cube.v1.SandboxService.PauseSandbox:output_type -> cube.v1.PauseSandboxResponse
+	28, // 65: cube.v1.SandboxService.ResumeSandbox:output_type -> cube.v1.ResumeSandboxResponse
+	30, // 66: cube.v1.SandboxService.StopSandbox:output_type -> cube.v1.StopSandboxResponse
+	32, // 67: cube.v1.SandboxService.StartSandbox:output_type -> cube.v1.StartSandboxResponse
+	34, // 68: cube.v1.SandboxService.RollbackSandbox:output_type -> cube.v1.RollbackSandboxResponse
+	37, // 69: cube.v1.SandboxService.CloneSandbox:output_type -> cube.v1.CloneSandboxResponse
+	58, // [58:70] is the sub-list for method output_type
+	46, // [46:58] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_cube_v1_sandbox_proto_init() }
@@ -1820,14 +2871,14 @@ func file_cube_v1_sandbox_proto_init() {
 		return
 	}
 	file_cube_v1_common_proto_init()
-	file_cube_v1_sandbox_proto_msgTypes[13].OneofWrappers = []any{
+	file_cube_v1_sandbox_proto_msgTypes[14].OneofWrappers = []any{
 		(*ExecSandboxRequest_Start)(nil),
 		(*ExecSandboxRequest_Stdin)(nil),
 		(*ExecSandboxRequest_CloseStdin)(nil),
 		(*ExecSandboxRequest_Signal)(nil),
 		(*ExecSandboxRequest_Resize)(nil),
 	}
-	file_cube_v1_sandbox_proto_msgTypes[16].OneofWrappers = []any{
+	file_cube_v1_sandbox_proto_msgTypes[17].OneofWrappers = []any{
 		(*ExecSandboxResponse_Started)(nil),
 		(*ExecSandboxResponse_Stdout)(nil),
 		(*ExecSandboxResponse_Stderr)(nil),
@@ -1840,8 +2891,8 @@ func file_cube_v1_sandbox_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cube_v1_sandbox_proto_rawDesc), len(file_cube_v1_sandbox_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   26,
+			NumEnums:      3,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

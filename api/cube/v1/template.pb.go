@@ -946,7 +946,9 @@ type DeleteTemplateRequest struct {
 	// ID, name, or unique ID prefix.
 	TemplateId string `protobuf:"bytes,1,opt,name=template_id,json=templateId,proto3" json:"template_id,omitempty"`
 	// Succeed when the template does not exist.
-	AllowMissing  bool `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	AllowMissing bool `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	// Hide it at once; who uses it goes on, and its space is freed with the last user.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -991,6 +993,13 @@ func (x *DeleteTemplateRequest) GetTemplateId() string {
 func (x *DeleteTemplateRequest) GetAllowMissing() bool {
 	if x != nil {
 		return x.AllowMissing
+	}
+	return false
+}
+
+func (x *DeleteTemplateRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
 	}
 	return false
 }
@@ -1111,11 +1120,12 @@ const file_cube_v1_template_proto_rawDesc = "" +
 	"\btemplate\x18\x01 \x01(\v2\x11.cube.v1.TemplateR\btemplate\"\x15\n" +
 	"\x13ListTemplateRequest\"G\n" +
 	"\x14ListTemplateResponse\x12/\n" +
-	"\ttemplates\x18\x01 \x03(\v2\x11.cube.v1.TemplateR\ttemplates\"]\n" +
+	"\ttemplates\x18\x01 \x03(\v2\x11.cube.v1.TemplateR\ttemplates\"s\n" +
 	"\x15DeleteTemplateRequest\x12\x1f\n" +
 	"\vtemplate_id\x18\x01 \x01(\tR\n" +
 	"templateId\x12#\n" +
-	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\"\x18\n" +
+	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x18\n" +
 	"\x16DeleteTemplateResponse*f\n" +
 	"\rTemplateState\x12\x1e\n" +
 	"\x1aTEMPLATE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +

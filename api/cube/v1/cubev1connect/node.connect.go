@@ -40,6 +40,12 @@ const (
 	NodeServiceGetVersionProcedure = "/cube.v1.NodeService/GetVersion"
 	// NodeServiceCheckNodeProcedure is the fully-qualified name of the NodeService's CheckNode RPC.
 	NodeServiceCheckNodeProcedure = "/cube.v1.NodeService/CheckNode"
+	// NodeServiceGetPoolStatusProcedure is the fully-qualified name of the NodeService's GetPoolStatus
+	// RPC.
+	NodeServiceGetPoolStatusProcedure = "/cube.v1.NodeService/GetPoolStatus"
+	// NodeServiceCollectGarbageProcedure is the fully-qualified name of the NodeService's
+	// CollectGarbage RPC.
+	NodeServiceCollectGarbageProcedure = "/cube.v1.NodeService/CollectGarbage"
 )
 
 // NodeServiceClient is a client for the cube.v1.NodeService service.
@@ -48,6 +54,10 @@ type NodeServiceClient interface {
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// CheckNode compares journal, disk and kernel and lists what does not fit.
 	CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error)
+	// GetPoolStatus measures the pool.
+	GetPoolStatus(context.Context, *connect.Request[v1.GetPoolStatusRequest]) (*connect.Response[v1.GetPoolStatusResponse], error)
+	// CollectGarbage lists or removes what nobody owns on the pool.
+	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the cube.v1.NodeService service. By default, it uses
@@ -79,14 +89,28 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("CheckNode")),
 			connect.WithClientOptions(opts...),
 		),
+		getPoolStatus: connect.NewClient[v1.GetPoolStatusRequest, v1.GetPoolStatusResponse](
+			httpClient,
+			baseURL+NodeServiceGetPoolStatusProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("GetPoolStatus")),
+			connect.WithClientOptions(opts...),
+		),
+		collectGarbage: connect.NewClient[v1.CollectGarbageRequest, v1.CollectGarbageResponse](
+			httpClient,
+			baseURL+NodeServiceCollectGarbageProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("CollectGarbage")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // nodeServiceClient implements NodeServiceClient.
 type nodeServiceClient struct {
-	getNodeStatus *connect.Client[v1.GetNodeStatusRequest, v1.GetNodeStatusResponse]
-	getVersion    *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
-	checkNode     *connect.Client[v1.CheckNodeRequest, v1.CheckNodeResponse]
+	getNodeStatus  *connect.Client[v1.GetNodeStatusRequest, v1.GetNodeStatusResponse]
+	getVersion     *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
+	checkNode      *connect.Client[v1.CheckNodeRequest, v1.CheckNodeResponse]
+	getPoolStatus  *connect.Client[v1.GetPoolStatusRequest, v1.GetPoolStatusResponse]
+	collectGarbage *connect.Client[v1.CollectGarbageRequest, v1.CollectGarbageResponse]
 }
 
 // GetNodeStatus calls cube.v1.NodeService.GetNodeStatus.
@@ -104,12 +128,26 @@ func (c *nodeServiceClient) CheckNode(ctx context.Context, req *connect.Request[
 	return c.checkNode.CallUnary(ctx, req)
 }
 
+// GetPoolStatus calls cube.v1.NodeService.GetPoolStatus.
+func (c *nodeServiceClient) GetPoolStatus(ctx context.Context, req *connect.Request[v1.GetPoolStatusRequest]) (*connect.Response[v1.GetPoolStatusResponse], error) {
+	return c.getPoolStatus.CallUnary(ctx, req)
+}
+
+// CollectGarbage calls cube.v1.NodeService.CollectGarbage.
+func (c *nodeServiceClient) CollectGarbage(ctx context.Context, req *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error) {
+	return c.collectGarbage.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the cube.v1.NodeService service.
 type NodeServiceHandler interface {
 	GetNodeStatus(context.Context, *connect.Request[v1.GetNodeStatusRequest]) (*connect.Response[v1.GetNodeStatusResponse], error)
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// CheckNode compares journal, disk and kernel and lists what does not fit.
 	CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error)
+	// GetPoolStatus measures the pool.
+	GetPoolStatus(context.Context, *connect.Request[v1.GetPoolStatusRequest]) (*connect.Response[v1.GetPoolStatusResponse], error)
+	// CollectGarbage lists or removes what nobody owns on the pool.
+	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -137,6 +175,18 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("CheckNode")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceGetPoolStatusHandler := connect.NewUnaryHandler(
+		NodeServiceGetPoolStatusProcedure,
+		svc.GetPoolStatus,
+		connect.WithSchema(nodeServiceMethods.ByName("GetPoolStatus")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceCollectGarbageHandler := connect.NewUnaryHandler(
+		NodeServiceCollectGarbageProcedure,
+		svc.CollectGarbage,
+		connect.WithSchema(nodeServiceMethods.ByName("CollectGarbage")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cube.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceGetNodeStatusProcedure:
@@ -145,6 +195,10 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceGetVersionHandler.ServeHTTP(w, r)
 		case NodeServiceCheckNodeProcedure:
 			nodeServiceCheckNodeHandler.ServeHTTP(w, r)
+		case NodeServiceGetPoolStatusProcedure:
+			nodeServiceGetPoolStatusHandler.ServeHTTP(w, r)
+		case NodeServiceCollectGarbageProcedure:
+			nodeServiceCollectGarbageHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -164,4 +218,12 @@ func (UnimplementedNodeServiceHandler) GetVersion(context.Context, *connect.Requ
 
 func (UnimplementedNodeServiceHandler) CheckNode(context.Context, *connect.Request[v1.CheckNodeRequest]) (*connect.Response[v1.CheckNodeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.NodeService.CheckNode is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) GetPoolStatus(context.Context, *connect.Request[v1.GetPoolStatusRequest]) (*connect.Response[v1.GetPoolStatusResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.NodeService.GetPoolStatus is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.NodeService.CollectGarbage is not implemented"))
 }

@@ -51,6 +51,24 @@ const (
 	// SandboxServiceGetSandboxLogsProcedure is the fully-qualified name of the SandboxService's
 	// GetSandboxLogs RPC.
 	SandboxServiceGetSandboxLogsProcedure = "/cube.v1.SandboxService/GetSandboxLogs"
+	// SandboxServicePauseSandboxProcedure is the fully-qualified name of the SandboxService's
+	// PauseSandbox RPC.
+	SandboxServicePauseSandboxProcedure = "/cube.v1.SandboxService/PauseSandbox"
+	// SandboxServiceResumeSandboxProcedure is the fully-qualified name of the SandboxService's
+	// ResumeSandbox RPC.
+	SandboxServiceResumeSandboxProcedure = "/cube.v1.SandboxService/ResumeSandbox"
+	// SandboxServiceStopSandboxProcedure is the fully-qualified name of the SandboxService's
+	// StopSandbox RPC.
+	SandboxServiceStopSandboxProcedure = "/cube.v1.SandboxService/StopSandbox"
+	// SandboxServiceStartSandboxProcedure is the fully-qualified name of the SandboxService's
+	// StartSandbox RPC.
+	SandboxServiceStartSandboxProcedure = "/cube.v1.SandboxService/StartSandbox"
+	// SandboxServiceRollbackSandboxProcedure is the fully-qualified name of the SandboxService's
+	// RollbackSandbox RPC.
+	SandboxServiceRollbackSandboxProcedure = "/cube.v1.SandboxService/RollbackSandbox"
+	// SandboxServiceCloneSandboxProcedure is the fully-qualified name of the SandboxService's
+	// CloneSandbox RPC.
+	SandboxServiceCloneSandboxProcedure = "/cube.v1.SandboxService/CloneSandbox"
 )
 
 // SandboxServiceClient is a client for the cube.v1.SandboxService service.
@@ -66,6 +84,19 @@ type SandboxServiceClient interface {
 	ExecSandbox(context.Context) *connect.BidiStreamForClient[v1.ExecSandboxRequest, v1.ExecSandboxResponse]
 	// GetSandboxLogs streams the guest's console log.
 	GetSandboxLogs(context.Context, *connect.Request[v1.GetSandboxLogsRequest]) (*connect.ServerStreamForClient[v1.GetSandboxLogsResponse], error)
+	// PauseSandbox returns when the sandbox is paused. A paused sandbox stays as it is.
+	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
+	// ResumeSandbox goes on with a paused sandbox. A running one stays as it is.
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
+	// StopSandbox shuts the guest down and keeps its disks.
+	StopSandbox(context.Context, *connect.Request[v1.StopSandboxRequest]) (*connect.Response[v1.StopSandboxResponse], error)
+	// StartSandbox boots a stopped sandbox cold.
+	StartSandbox(context.Context, *connect.Request[v1.StartSandboxRequest]) (*connect.Response[v1.StartSandboxResponse], error)
+	// RollbackSandbox puts a sandbox back to one of its snapshots. It keeps its ID,
+	// address, token, policy, metadata and time to live; on an error it goes on as it was.
+	RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error)
+	// CloneSandbox makes children of a running or paused sandbox or of a snapshot.
+	CloneSandbox(context.Context, *connect.Request[v1.CloneSandboxRequest]) (*connect.Response[v1.CloneSandboxResponse], error)
 }
 
 // NewSandboxServiceClient constructs a client for the cube.v1.SandboxService service. By default,
@@ -115,17 +146,59 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("GetSandboxLogs")),
 			connect.WithClientOptions(opts...),
 		),
+		pauseSandbox: connect.NewClient[v1.PauseSandboxRequest, v1.PauseSandboxResponse](
+			httpClient,
+			baseURL+SandboxServicePauseSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("PauseSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		resumeSandbox: connect.NewClient[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceResumeSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		stopSandbox: connect.NewClient[v1.StopSandboxRequest, v1.StopSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceStopSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("StopSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		startSandbox: connect.NewClient[v1.StartSandboxRequest, v1.StartSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceStartSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("StartSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		rollbackSandbox: connect.NewClient[v1.RollbackSandboxRequest, v1.RollbackSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceRollbackSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("RollbackSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		cloneSandbox: connect.NewClient[v1.CloneSandboxRequest, v1.CloneSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceCloneSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("CloneSandbox")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // sandboxServiceClient implements SandboxServiceClient.
 type sandboxServiceClient struct {
-	createSandbox  *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
-	getSandbox     *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
-	listSandbox    *connect.Client[v1.ListSandboxRequest, v1.ListSandboxResponse]
-	deleteSandbox  *connect.Client[v1.DeleteSandboxRequest, v1.DeleteSandboxResponse]
-	execSandbox    *connect.Client[v1.ExecSandboxRequest, v1.ExecSandboxResponse]
-	getSandboxLogs *connect.Client[v1.GetSandboxLogsRequest, v1.GetSandboxLogsResponse]
+	createSandbox   *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
+	getSandbox      *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
+	listSandbox     *connect.Client[v1.ListSandboxRequest, v1.ListSandboxResponse]
+	deleteSandbox   *connect.Client[v1.DeleteSandboxRequest, v1.DeleteSandboxResponse]
+	execSandbox     *connect.Client[v1.ExecSandboxRequest, v1.ExecSandboxResponse]
+	getSandboxLogs  *connect.Client[v1.GetSandboxLogsRequest, v1.GetSandboxLogsResponse]
+	pauseSandbox    *connect.Client[v1.PauseSandboxRequest, v1.PauseSandboxResponse]
+	resumeSandbox   *connect.Client[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse]
+	stopSandbox     *connect.Client[v1.StopSandboxRequest, v1.StopSandboxResponse]
+	startSandbox    *connect.Client[v1.StartSandboxRequest, v1.StartSandboxResponse]
+	rollbackSandbox *connect.Client[v1.RollbackSandboxRequest, v1.RollbackSandboxResponse]
+	cloneSandbox    *connect.Client[v1.CloneSandboxRequest, v1.CloneSandboxResponse]
 }
 
 // CreateSandbox calls cube.v1.SandboxService.CreateSandbox.
@@ -158,6 +231,36 @@ func (c *sandboxServiceClient) GetSandboxLogs(ctx context.Context, req *connect.
 	return c.getSandboxLogs.CallServerStream(ctx, req)
 }
 
+// PauseSandbox calls cube.v1.SandboxService.PauseSandbox.
+func (c *sandboxServiceClient) PauseSandbox(ctx context.Context, req *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error) {
+	return c.pauseSandbox.CallUnary(ctx, req)
+}
+
+// ResumeSandbox calls cube.v1.SandboxService.ResumeSandbox.
+func (c *sandboxServiceClient) ResumeSandbox(ctx context.Context, req *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error) {
+	return c.resumeSandbox.CallUnary(ctx, req)
+}
+
+// StopSandbox calls cube.v1.SandboxService.StopSandbox.
+func (c *sandboxServiceClient) StopSandbox(ctx context.Context, req *connect.Request[v1.StopSandboxRequest]) (*connect.Response[v1.StopSandboxResponse], error) {
+	return c.stopSandbox.CallUnary(ctx, req)
+}
+
+// StartSandbox calls cube.v1.SandboxService.StartSandbox.
+func (c *sandboxServiceClient) StartSandbox(ctx context.Context, req *connect.Request[v1.StartSandboxRequest]) (*connect.Response[v1.StartSandboxResponse], error) {
+	return c.startSandbox.CallUnary(ctx, req)
+}
+
+// RollbackSandbox calls cube.v1.SandboxService.RollbackSandbox.
+func (c *sandboxServiceClient) RollbackSandbox(ctx context.Context, req *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error) {
+	return c.rollbackSandbox.CallUnary(ctx, req)
+}
+
+// CloneSandbox calls cube.v1.SandboxService.CloneSandbox.
+func (c *sandboxServiceClient) CloneSandbox(ctx context.Context, req *connect.Request[v1.CloneSandboxRequest]) (*connect.Response[v1.CloneSandboxResponse], error) {
+	return c.cloneSandbox.CallUnary(ctx, req)
+}
+
 // SandboxServiceHandler is an implementation of the cube.v1.SandboxService service.
 type SandboxServiceHandler interface {
 	// CreateSandbox makes a sandbox and returns when its guest agent has answered.
@@ -171,6 +274,19 @@ type SandboxServiceHandler interface {
 	ExecSandbox(context.Context, *connect.BidiStream[v1.ExecSandboxRequest, v1.ExecSandboxResponse]) error
 	// GetSandboxLogs streams the guest's console log.
 	GetSandboxLogs(context.Context, *connect.Request[v1.GetSandboxLogsRequest], *connect.ServerStream[v1.GetSandboxLogsResponse]) error
+	// PauseSandbox returns when the sandbox is paused. A paused sandbox stays as it is.
+	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
+	// ResumeSandbox goes on with a paused sandbox. A running one stays as it is.
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
+	// StopSandbox shuts the guest down and keeps its disks.
+	StopSandbox(context.Context, *connect.Request[v1.StopSandboxRequest]) (*connect.Response[v1.StopSandboxResponse], error)
+	// StartSandbox boots a stopped sandbox cold.
+	StartSandbox(context.Context, *connect.Request[v1.StartSandboxRequest]) (*connect.Response[v1.StartSandboxResponse], error)
+	// RollbackSandbox puts a sandbox back to one of its snapshots. It keeps its ID,
+	// address, token, policy, metadata and time to live; on an error it goes on as it was.
+	RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error)
+	// CloneSandbox makes children of a running or paused sandbox or of a snapshot.
+	CloneSandbox(context.Context, *connect.Request[v1.CloneSandboxRequest]) (*connect.Response[v1.CloneSandboxResponse], error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -216,6 +332,42 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("GetSandboxLogs")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServicePauseSandboxHandler := connect.NewUnaryHandler(
+		SandboxServicePauseSandboxProcedure,
+		svc.PauseSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("PauseSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceResumeSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceResumeSandboxProcedure,
+		svc.ResumeSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceStopSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceStopSandboxProcedure,
+		svc.StopSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("StopSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceStartSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceStartSandboxProcedure,
+		svc.StartSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("StartSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceRollbackSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceRollbackSandboxProcedure,
+		svc.RollbackSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("RollbackSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceCloneSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceCloneSandboxProcedure,
+		svc.CloneSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("CloneSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/cube.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxServiceCreateSandboxProcedure:
@@ -230,6 +382,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceExecSandboxHandler.ServeHTTP(w, r)
 		case SandboxServiceGetSandboxLogsProcedure:
 			sandboxServiceGetSandboxLogsHandler.ServeHTTP(w, r)
+		case SandboxServicePauseSandboxProcedure:
+			sandboxServicePauseSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceResumeSandboxProcedure:
+			sandboxServiceResumeSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceStopSandboxProcedure:
+			sandboxServiceStopSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceStartSandboxProcedure:
+			sandboxServiceStartSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceRollbackSandboxProcedure:
+			sandboxServiceRollbackSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceCloneSandboxProcedure:
+			sandboxServiceCloneSandboxHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -261,4 +425,28 @@ func (UnimplementedSandboxServiceHandler) ExecSandbox(context.Context, *connect.
 
 func (UnimplementedSandboxServiceHandler) GetSandboxLogs(context.Context, *connect.Request[v1.GetSandboxLogsRequest], *connect.ServerStream[v1.GetSandboxLogsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.GetSandboxLogs is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.PauseSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.ResumeSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) StopSandbox(context.Context, *connect.Request[v1.StopSandboxRequest]) (*connect.Response[v1.StopSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.StopSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) StartSandbox(context.Context, *connect.Request[v1.StartSandboxRequest]) (*connect.Response[v1.StartSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.StartSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.RollbackSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) CloneSandbox(context.Context, *connect.Request[v1.CloneSandboxRequest]) (*connect.Response[v1.CloneSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("cube.v1.SandboxService.CloneSandbox is not implemented"))
 }

@@ -53,7 +53,7 @@ type TemplateServiceClient interface {
 	CreateTemplate(context.Context, *connect.Request[v1.CreateTemplateRequest]) (*connect.ServerStreamForClient[v1.CreateTemplateResponse], error)
 	GetTemplate(context.Context, *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error)
 	ListTemplate(context.Context, *connect.Request[v1.ListTemplateRequest]) (*connect.Response[v1.ListTemplateResponse], error)
-	// DeleteTemplate is refused while sandboxes use the template.
+	// DeleteTemplate is refused while sandboxes use the template, unless forced.
 	DeleteTemplate(context.Context, *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error)
 }
 
@@ -129,7 +129,7 @@ type TemplateServiceHandler interface {
 	CreateTemplate(context.Context, *connect.Request[v1.CreateTemplateRequest], *connect.ServerStream[v1.CreateTemplateResponse]) error
 	GetTemplate(context.Context, *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error)
 	ListTemplate(context.Context, *connect.Request[v1.ListTemplateRequest]) (*connect.Response[v1.ListTemplateResponse], error)
-	// DeleteTemplate is refused while sandboxes use the template.
+	// DeleteTemplate is refused while sandboxes use the template, unless forced.
 	DeleteTemplate(context.Context, *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error)
 }
 

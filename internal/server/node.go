@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"github.com/cubesandbox/cubelet/api/cube/v1/cubev1connect"
 
 	"connectrpc.com/connect"
 
@@ -10,7 +11,10 @@ import (
 )
 
 // nodeService implements cubev1connect.NodeServiceHandler.
-type nodeService struct{ node cube.Node }
+type nodeService struct {
+	cubev1connect.UnimplementedNodeServiceHandler
+	node cube.Node
+}
 
 func (s *nodeService) GetNodeStatus(ctx context.Context, _ *connect.Request[cubev1.GetNodeStatusRequest]) (*connect.Response[cubev1.GetNodeStatusResponse], error) {
 	st, err := s.node.Status(ctx)

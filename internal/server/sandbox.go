@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"github.com/cubesandbox/cubelet/api/cube/v1/cubev1connect"
 
 	"connectrpc.com/connect"
 
@@ -10,7 +11,10 @@ import (
 )
 
 // sandboxService implements cubev1connect.SandboxServiceHandler.
-type sandboxService struct{ sandboxes cube.Sandboxes }
+type sandboxService struct {
+	cubev1connect.UnimplementedSandboxServiceHandler
+	sandboxes cube.Sandboxes
+}
 
 func (s *sandboxService) CreateSandbox(ctx context.Context, req *connect.Request[cubev1.CreateSandboxRequest]) (*connect.Response[cubev1.CreateSandboxResponse], error) {
 	spec, err := toSandboxSpec(req.Msg)

@@ -17,6 +17,33 @@ import (
 	"github.com/cubesandbox/cubelet/internal/testenv"
 )
 
+func TestForceDeletesATemplateThatIsInUse(t *testing.T) {
+	h := newHost(t)
+	m := h.manager()
+	tpl := create(t, m, named("app"))
+	img, err := m.Acquire(context.Background(), "app", cube.Resources{}, "sb-one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := os.Open(img.MemoryPath) // as its sandbox has
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	if err := m.Delete(context.Background(), "app", true); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, acquire(m, tpl.ID, cube.Resources{}, "sb-two"), cube.CodeNotFound)
+	if _, err := memory.Stat(); err != nil {
+		t.Errorf("the user's file: %v", err)
+	}
+	if n, err := memory.ReadAt(make([]byte, 1), 0); n != 1 {
+		t.Errorf("the user cannot read on: %v", err)
+	}
+	m.Release(tpl.ID, "sb-one")
+	h.empty()
+}
+
 func acquire(m *template.Manager, ref string, size cube.Resources, user string) error {
 	img, err := m.Acquire(context.Background(), ref, size, user)
 	if err != nil {

@@ -39,6 +39,7 @@ var layers = []layer{
 	// Tools that adapters share. They know nothing of sandboxes.
 	{"internal/durable", nil},
 	{"internal/launch", nil},
+	{"internal/pagemap", nil},
 	{"internal/image/erofs", nil},
 	{"internal/agent/wire", nil},
 
@@ -47,7 +48,7 @@ var layers = []layer{
 	{"networkagent/...", data},
 	{"internal/containerd", data},
 	{"internal/runc", with(data, "internal/launch")},
-	{"internal/vmm/qemu/...", data},
+	{"internal/vmm/qemu/...", with(data, "internal/pagemap")},
 	{"internal/initramfs", with(data, "internal/durable")},
 	{"internal/guest", with(data, "api/envd/...", "internal/agent/wire")},
 	{"internal/image", with(data, "internal/image/erofs")},

@@ -16,27 +16,15 @@ type Init struct {
 	Hostname    string
 	MachineID   string // 32 hexadecimal digits
 	AccessToken string
-	// PresentedToken is the token that the agent expects, when it is not AccessToken: of
-	// the sandbox that a snapshot was taken of.
-	PresentedToken string
-	Entropy        []byte // at least 32 bytes from the host's random source
-	Time           time.Time
-	Env            map[string]string
-	User           string // default user
-	Workdir        string
+	Entropy     []byte // at least 32 bytes from the host's random source
+	Time        time.Time
+	Env         map[string]string
+	User        string // default user
+	Workdir     string
 	// Address and Gateway are set when the guest's subnet is not the template's.
 	Address, Gateway string
 	Nameservers      []string
 	Entrypoint, Cmd  []string
-	// Mounts are the volumes. The agent mounts those that are not mounted yet.
-	Mounts []Mount
-}
-
-// Mount is one volume in the guest.
-type Mount struct {
-	Device   string // for example /dev/vdc; the agent waits until it has a size
-	Path     string // absolute; made when it does not exist
-	ReadOnly bool
 }
 
 // Dialer opens a connection to a port of one guest.

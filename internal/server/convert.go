@@ -78,12 +78,32 @@ func toSandboxSpec(req *cubev1.CreateSandboxRequest) (cube.SandboxSpec, error) {
 		IdempotencyKey: req.GetIdempotencyKey(),
 	}
 	c.add(spec.Network.Validate())
+	c.add(refuseUnbuilt(req))
 	if c.err != nil {
 		return cube.SandboxSpec{}, c.err
 	}
 	var err error
 	spec.Metadata, spec.HostMounts, err = toMetadata(req)
 	return spec, err
+}
+
+// refuseUnbuilt names what the protocol has and the engine does not do yet, so that
+// nobody takes silence for consent.
+func refuseUnbuilt(req *cubev1.CreateSandboxRequest) error {
+	field := ""
+	switch {
+	case req.GetSnapshotId() != "":
+		field = "snapshot_id"
+	case req.GetOnTimeout() != cubev1.OnTimeout_ON_TIMEOUT_UNSPECIFIED && req.GetOnTimeout() != cubev1.OnTimeout_ON_TIMEOUT_DELETE:
+		field = "on_timeout"
+	case len(req.GetVolumes()) > 0:
+		field = "volumes"
+	default:
+		return nil
+	}
+	e := cube.Errorf(cube.CodeUnimplemented, "%s is not built yet", field)
+	e.Field = field
+	return e.WithHint("leave it out")
 }
 
 // toMetadata takes host mounts out of the metadata, where clients put them that have

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+
 	"github.com/cubesandbox/cubelet/api/cube/v1/cubev1connect"
 
 	"connectrpc.com/connect"

@@ -335,3 +335,15 @@ func TestTemplateBuildStreamsProgressAndThenTheTemplate(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// What the protocol has and the engine does not do yet is refused, never left out in silence.
+func TestWhatIsNotBuiltIsRefusedByItsField(t *testing.T) {
+	for field, req := range map[string]*cubev1.CreateSandboxRequest{
+		"snapshot_id": {TemplateId: "base", SnapshotId: "snap-1"},
+		"on_timeout":  {TemplateId: "base", OnTimeout: cubev1.OnTimeout_ON_TIMEOUT_PAUSE},
+		"volumes":     {TemplateId: "base", Volumes: []*cubev1.VolumeMount{{}}},
+	} {
+		_, err := toSandboxSpec(req)
+		want(t, status(t.Context(), err), connect.CodeUnimplemented, "UNIMPLEMENTED", field)
+	}
+}

@@ -4,14 +4,9 @@ package tplimage
 
 import cube "github.com/cubesandbox/cubelet"
 
-// Image is everything a sandbox needs of a template at one size, or of a snapshot.
+// Image is everything a sandbox needs of a template at one size.
 type Image struct {
 	TemplateID string
-	// SnapshotID is empty for a template's image. With it come GuestToken, the access
-	// token that the frozen guest's agent expects, and the volumes' copies.
-	SnapshotID string       `json:",omitempty"`
-	GuestToken string       `json:",omitempty"`
-	Volumes    []VolumeCopy `json:",omitempty"`
 	Resources  cube.Resources
 	RootPath   string // EROFS root disk, read-only
 	LayerPath  string // writable layer as it was when the memory image was taken
@@ -20,14 +15,6 @@ type Image struct {
 	MAC        string
 	Config     cube.ImageConfig
 	Env        map[string]string
-}
-
-// VolumeCopy is the copy of an attached volume in a snapshot.
-type VolumeCopy struct {
-	Path      string // of the copy on the host
-	VolumeID  string // which volume it is a copy of; empty: of a clone's own copy
-	GuestPath string
-	ReadOnly  bool
 }
 
 // Source names an OCI image. Exactly one of Image and ArchivePath is set.

@@ -50,22 +50,14 @@ type Boot struct {
 type Machine struct {
 	VCPUs     int `json:"vcpus"`
 	MemoryMiB int `json:"memoryMiB"`
-	// MemoryPath is the memory file on the pool. With Boot it is created; unless Private
-	// is set, it is shared and written to. With StatePath it exists, is mapped privately
-	// and never changed.
+	// MemoryPath is the memory file on the pool. With Boot it is created, shared and
+	// written to; with StatePath it is mapped privately and never changed.
 	MemoryPath string `json:"memoryPath"`
-	// Private, with Boot, maps the memory file privately: it stays a hole, and Freeze
-	// works as with a restored machine.
-	Private bool `json:"private,omitempty"`
 	// StatePath is the device state to restore.
 	StatePath string `json:"statePath,omitempty"`
 	Boot      *Boot  `json:"boot,omitempty"`
 	Disks     []Disk `json:"disks"`
-	// VolumeSlots is how many virtio-blk devices follow the disks. It must be the same at
-	// boot and at restore; Volumes fill the first of them, the others are empty.
-	VolumeSlots int    `json:"volumeSlots,omitempty"`
-	Volumes     []Disk `json:"volumes,omitempty"`
-	MAC         string `json:"mac"`
+	MAC       string `json:"mac"`
 	// ConsolePath is the file that the guest's console is appended to.
 	ConsolePath string `json:"consolePath"`
 }
@@ -76,7 +68,7 @@ type Freeze struct {
 	MemoryPath string // complete memory image; shares blocks with the one below it
 	// WhileFrozen is called between the saves and the machine's going on, for the disks.
 	WhileFrozen func() error
-	// Stay leaves the machine stopped, also after an error of WhileFrozen.
+	// Stay leaves the machine stopped, unless there is an error.
 	Stay bool
 }
 

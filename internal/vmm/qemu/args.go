@@ -31,6 +31,9 @@ type profile struct {
 	accel     string
 	tbSizeMiB int // TCG's buffer for translated code
 	tscKHz    int // of the host's time stamp counter, zero when unknown; for TCG's boot
+	// bareState tells that the device state to restore has no section about the machine's
+	// configuration: that of Freeze.
+	bareState bool
 }
 
 // The descriptors that every machine has. Numbers stay below 64: beyond, a launcher
@@ -103,6 +106,9 @@ func args(p profile, owner string, m vmm.Machine) []string {
 		return append(a, bootArgs(p, n, m.Boot)...)
 	}
 	a = append(a, fdset(n.state)...)
+	if p.bareState {
+		a = append(a, "-global", "migration.send-configuration=off")
+	}
 	// -S: a restored machine waits for `cont`, also when it ran while it was saved.
 	return append(a, "-S", "-incoming", "defer")
 }

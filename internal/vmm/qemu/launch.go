@@ -48,6 +48,13 @@ func (d *Driver) start(ctx context.Context, inst vmm.Instance, m vmm.Machine, ta
 	if m.Boot != nil && p.accel == AccelTCG {
 		p.tscKHz = d.tscKHz()
 	}
+	if m.Boot == nil {
+		bare, err := isBareState(m.StatePath)
+		if err != nil {
+			return err
+		}
+		p.bareState = bare
+	}
 	set, err := d.openFiles(inst, m, tap)
 	if err != nil {
 		return err

@@ -16,11 +16,14 @@ type Init struct {
 	Hostname    string
 	MachineID   string // 32 hexadecimal digits
 	AccessToken string
-	Entropy     []byte // at least 32 bytes from the host's random source
-	Time        time.Time
-	Env         map[string]string
-	User        string // default user
-	Workdir     string
+	// PresentedToken is the token that the agent expects, when it is not AccessToken: of
+	// the sandbox that a snapshot was taken of.
+	PresentedToken string
+	Entropy        []byte // at least 32 bytes from the host's random source
+	Time           time.Time
+	Env            map[string]string
+	User           string // default user
+	Workdir        string
 	// Address and Gateway are set when the guest's subnet is not the template's.
 	Address, Gateway string
 	Nameservers      []string

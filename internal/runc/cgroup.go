@@ -58,32 +58,73 @@ func limitResources(l vmm.Limits) *specs.LinuxResources {
 	return r
 }
 
+// cgroupDirs lists the directories of a cgroup, one per hierarchy; some may not exist.
+func cgroupDirs(group string) ([]string, error) {
+	dirs := []string{filepath.Join(cgroupRoot, group)}
+	if cgroups.Mode() == cgroups.Unified {
+		return dirs, nil
+	}
+	entries, err := os.ReadDir(cgroupRoot)
+	if err != nil {
+		return nil, fmt.Errorf("list cgroup hierarchies: %w", err)
+	}
+	for _, e := range entries {
+		dirs = append(dirs, filepath.Join(cgroupRoot, e.Name(), group))
+	}
+	return dirs, nil
+}
+
 // removeCgroupParent removes the parent of all slots from every hierarchy. One that
 // still has a slot below it stays.
 func removeCgroupParent(parent string) error {
 	if parent == "" || parent == "/" {
 		return nil
 	}
-	dirs := []string{filepath.Join(cgroupRoot, parent)}
-	if cgroups.Mode() != cgroups.Unified {
-		entries, err := os.ReadDir(cgroupRoot)
-		if err != nil {
-			return fmt.Errorf("list cgroup hierarchies: %w", err)
-		}
-		for _, e := range entries {
-			dirs = append(dirs, filepath.Join(cgroupRoot, e.Name(), parent))
-		}
+	dirs, err := cgroupDirs(parent)
+	if err != nil {
+		return err
 	}
 	var errs []error
 	for _, dir := range dirs {
-		if hasChildren(dir) {
-			continue
-		}
-		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
+		if !hasChildren(dir) {
+			errs = append(errs, removeCgroupDir(dir))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeStrayCgroups removes the cgroups below parent that are of no known slot. A runtime
+// that is killed between making a cgroup and writing its own state leaves one that
+// nothing else knows of.
+func removeStrayCgroups(parent string, known map[string]bool) error {
+	if parent == "" || parent == "/" {
+		return nil
+	}
+	dirs, err := cgroupDirs(parent)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && !known[e.Name()] {
+				errs = append(errs, removeCgroupDir(filepath.Join(dir, e.Name())))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroupDir succeeds when there is none.
+func removeCgroupDir(dir string) error {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	return nil
 }
 
 func hasChildren(dir string) bool {

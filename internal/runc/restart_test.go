@@ -1,6 +1,10 @@
 package runc
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -113,5 +117,41 @@ func TestCloseLeavesClaimedSlotsAlone(t *testing.T) {
 	}
 	if err := n.Adopt(t.Context(), []string{"sb-1"}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A runtime that is killed before it has written its state leaves a cgroup that only its
+// parent knows of.
+func TestAdoptRemovesCgroupsOfNoSlot(t *testing.T) {
+	n := newNode(t, 0)
+	kept := n.claim("kept")
+	dirs, err := cgroupDirs(n.cfg.CgroupParent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var strays []string
+	for _, dir := range dirs {
+		if !hasChildren(dir) {
+			continue // a hierarchy that slots do not use
+		}
+		stray := filepath.Join(dir, "vmm-nobodys")
+		if err := os.Mkdir(stray, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		strays = append(strays, stray)
+	}
+	if len(strays) == 0 {
+		t.Fatal("no slot has a cgroup")
+	}
+	if err := n.Adopt(t.Context(), []string{"kept"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, stray := range strays {
+		if _, err := os.Stat(stray); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", stray, err)
+		}
+		if _, err := os.Stat(filepath.Join(filepath.Dir(stray), kept.Slot)); err != nil {
+			t.Errorf("the cgroup of a claimed slot: %v", err)
+		}
 	}
 }

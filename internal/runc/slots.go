@@ -212,7 +212,7 @@ func (s *Slots) Adopt(ctx context.Context, owners []string) error {
 	}
 	s.mu.Unlock()
 	err := s.destroyAll(ctx, drop)
-	return errors.Join(err, s.removeStrayDirs())
+	return errors.Join(err, s.removeStrays())
 }
 
 func (s *Slots) destroyAll(ctx context.Context, slots []*slot) error {
@@ -230,9 +230,9 @@ func (s *Slots) destroyAll(ctx context.Context, slots []*slot) error {
 	return errors.Join(errs...)
 }
 
-// removeStrayDirs repairs a daemon's death between making a slot's directory and its
-// container, or between removing the container and the directory.
-func (s *Slots) removeStrayDirs() error {
+// removeStrays repairs a daemon's death between making a slot's directory or cgroup and
+// its container, or between removing the container and those.
+func (s *Slots) removeStrays() error {
 	root := filepath.Join(s.cfg.RunDir, "slots")
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -251,7 +251,7 @@ func (s *Slots) removeStrayDirs() error {
 	if busy {
 		return nil
 	}
-	var errs []error
+	errs := []error{removeStrayCgroups(s.cfg.CgroupParent, known)}
 	for _, e := range entries {
 		if !known[e.Name()] {
 			errs = append(errs, os.RemoveAll(filepath.Join(root, e.Name())))

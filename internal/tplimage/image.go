@@ -4,9 +4,13 @@ package tplimage
 
 import cube "github.com/cubesandbox/cubelet"
 
-// Image is everything a sandbox needs of a template at one size.
+// Image is everything a sandbox needs of a template at one size, or of a snapshot.
 type Image struct {
 	TemplateID string
+	// SnapshotID is empty for a template's image. With it comes GuestToken, the access
+	// token that the frozen guest's agent expects.
+	SnapshotID string `json:",omitempty"`
+	GuestToken string `json:",omitempty"`
 	Resources  cube.Resources
 	RootPath   string // EROFS root disk, read-only
 	LayerPath  string // writable layer as it was when the memory image was taken

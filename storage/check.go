@@ -15,6 +15,7 @@ import (
 type Known struct {
 	Owners    []string // sandboxes that may have a directory
 	Templates []string // templates that may have a directory
+	Snapshots []string // snapshots that may have a directory
 	// ScratchInUse tells that something is being built, so that scratch files are right.
 	ScratchInUse bool
 }
@@ -30,13 +31,14 @@ func (p *Pool) Check(ctx context.Context, known Known) ([]Finding, error) {
 	c := &checker{ctx: ctx}
 	c.each(p.dir, func(e os.DirEntry, path string) {
 		switch e.Name() {
-		case templatesName, sandboxesName, scratchName, lockName:
+		case templatesName, sandboxesName, snapshotsName, scratchName, lockName:
 		default:
 			c.found(path, "is not part of a pool")
 		}
 	})
 	c.owned(p.SandboxesDir(), known.Owners, "belongs to no sandbox")
 	c.owned(p.TemplatesDir(), known.Templates, "belongs to no template")
+	c.owned(p.SnapshotsDir(), known.Snapshots, "belongs to no snapshot")
 	if !known.ScratchInUse {
 		c.each(p.ScratchDir(), func(_ os.DirEntry, path string) { c.found(path, "was left in scratch") })
 	}

@@ -44,11 +44,13 @@ type Pool struct {
 	lock    *os.File // keeps a second daemon out
 	root    *os.File // the pool's directory
 	probing sync.Mutex
+	fs      files
 }
 
 const (
 	templatesName = "templates"
 	sandboxesName = "sandboxes"
+	snapshotsName = "snapshots"
 	scratchName   = "scratch"
 	lockName      = ".lock"
 )
@@ -134,7 +136,7 @@ func (p *Pool) take(ctx context.Context, cfg Config) (err error) {
 			p.image = cfg.Image
 		}
 	}
-	for _, name := range [...]string{templatesName, sandboxesName, scratchName} {
+	for _, name := range [...]string{templatesName, sandboxesName, snapshotsName, scratchName} {
 		if err := durable.MkdirAll(filepath.Join(p.dir, name), 0o700); err != nil {
 			return err
 		}
@@ -207,6 +209,9 @@ func (p *Pool) Dir() string { return p.dir }
 
 // TemplatesDir returns the directory that holds one directory per template.
 func (p *Pool) TemplatesDir() string { return filepath.Join(p.dir, templatesName) }
+
+// SnapshotsDir returns the directory that holds one directory per snapshot.
+func (p *Pool) SnapshotsDir() string { return filepath.Join(p.dir, snapshotsName) }
 
 // ScratchDir returns a directory for temporary files, which OpenPool empties.
 func (p *Pool) ScratchDir() string { return filepath.Join(p.dir, scratchName) }

@@ -98,7 +98,7 @@ func initMessage(in guestapi.Init) wire.Init {
 	return wire.Init{
 		Token: in.AccessToken, UnixNano: at.UnixNano(), Env: in.Env, User: in.User, Workdir: in.Workdir,
 		SandboxID: in.SandboxID, TemplateID: in.TemplateID, Hostname: in.Hostname, MachineID: in.MachineID, Entropy: in.Entropy,
-		Address: in.Address, Gateway: in.Gateway, Nameservers: in.Nameservers, Entrypoint: in.Entrypoint, Cmd: in.Cmd,
+		Address: in.Address, Gateway: in.Gateway, Nameservers: in.Nameservers, Entrypoint: in.Entrypoint, Cmd: in.Cmd, PresentedToken: in.PresentedToken,
 	}
 }
 

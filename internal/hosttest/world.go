@@ -27,7 +27,8 @@ type World struct {
 	vmms     map[string]*fakeVMM
 	networks map[string]cube.NetworkSpec
 	disks    map[string]map[string]string // owner -> file -> content
-	users    map[string]map[string]bool   // template -> users
+	users    map[string]map[string]bool   // template or snapshot -> users
+	snaps    map[string]*fakeSnapshot
 	inits    map[string]guestapi.Init
 	faults   map[string]Fault
 	nextPID  int
@@ -48,6 +49,8 @@ type fakeVMM struct {
 	inst     vmm.Instance
 	limits   vmm.Limits
 	launched bool
+	stopped  bool // its vCPUs are
+	machine  vmm.Machine
 	exited   chan struct{}
 	code     int
 }
@@ -59,6 +62,7 @@ func NewWorld() *World {
 		networks: map[string]cube.NetworkSpec{},
 		disks:    map[string]map[string]string{},
 		users:    map[string]map[string]bool{},
+		snaps:    map[string]*fakeSnapshot{},
 		inits:    map[string]guestapi.Init{},
 		faults:   map[string]Fault{},
 		nextPID:  1000,
@@ -67,7 +71,7 @@ func NewWorld() *World {
 
 // Ops names the operations that a Fault can be set on, in a create's order.
 func Ops() []string {
-	return []string{"acquire", "claim-vmm", "claim-network", "create-disk", "clone", "launch", "init"}
+	return []string{"acquire", "claim-vmm", "claim-network", "create-disk", "link", "clone", "launch", "init"}
 }
 
 // Break sets the fault of an operation; a zero Fault mends it.
@@ -111,13 +115,20 @@ func (w *World) String() string {
 	defer w.mu.Unlock()
 	var lines []string
 	for o, v := range w.vmms {
-		lines = append(lines, fmt.Sprintf("vmm %s launched=%v", o, v.launched))
+		line := fmt.Sprintf("vmm %s launched=%v", o, v.launched)
+		if v.stopped {
+			line += " stopped"
+		}
+		lines = append(lines, line)
 	}
 	for o, n := range w.networks {
 		lines = append(lines, fmt.Sprintf("network %s %s", o, n.CIDR))
 	}
 	for o, files := range w.disks {
 		lines = append(lines, fmt.Sprintf("disk %s %v", o, slices.Sorted(maps.Keys(files))))
+	}
+	for id, sn := range w.snaps {
+		lines = append(lines, fmt.Sprintf("snapshot %s ready=%v", id, sn.ready))
 	}
 	for tpl, users := range w.users {
 		for u := range users {
@@ -174,7 +185,7 @@ func (f VMMs) Launch(ctx context.Context, owner string, m vmm.Machine, tap *os.F
 		case (m.Boot == nil) == (m.StatePath == ""):
 			return errors.New("machine must either boot or restore")
 		}
-		v.launched = true
+		v.launched, v.machine = true, m
 		inst = v.inst
 		return nil
 	})
@@ -319,7 +330,13 @@ func (f Disks) Remove(ctx context.Context, owner string) error {
 func (f Disks) List(context.Context) ([]string, error) {
 	f.W.mu.Lock()
 	defer f.W.mu.Unlock()
-	return slices.Collect(maps.Keys(f.W.disks)), nil
+	var owners []string
+	for owner := range f.W.disks {
+		if _, snapshot := f.W.snaps[owner]; !snapshot {
+			owners = append(owners, owner)
+		}
+	}
+	return owners, nil
 }
 
 // Templates is the fake of the engine's Templates.
@@ -391,4 +408,25 @@ func (f Guest) Init(ctx context.Context, _ guestapi.Dialer, in guestapi.Init) er
 // Exec implements the engine's interface: there are no programs in a fake guest.
 func (f Guest) Exec(context.Context, guestapi.Dialer, string, cube.ExecSpec) (cube.ExecSession, error) {
 	return nil, cube.Errorf(cube.CodeUnimplemented, "a fake guest runs no programs")
+}
+
+// Dead returns the host as it is now, for a second engine: what the engine of this one
+// still does, as it ends, does not reach it. Who uses what is an engine's knowledge.
+func (w *World) Dead() *World {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := NewWorld()
+	c.nextPID = w.nextPID
+	maps.Copy(c.networks, w.networks)
+	maps.Copy(c.snaps, w.snaps)
+	maps.Copy(c.inits, w.inits)
+	for owner, v := range w.vmms {
+		n := *v
+		n.exited = make(chan struct{})
+		c.vmms[owner] = &n
+	}
+	for owner, files := range w.disks {
+		c.disks[owner] = maps.Clone(files)
+	}
+	return c
 }

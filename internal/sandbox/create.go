@@ -29,7 +29,7 @@ func (d *driver) create(ctx context.Context, spec cube.SandboxSpec) error {
 	sw := &stopwatch{now: m.cfg.Now, start: m.cfg.Now()}
 	var img Image
 	err := sw.time("template", func() (err error) {
-		img, err = m.cfg.Templates.Acquire(ctx, spec.TemplateRef, spec.Resources, d.id)
+		img, err = m.acquire(ctx, spec, d.id)
 		return err
 	})
 	if err != nil {
@@ -37,12 +37,46 @@ func (d *driver) create(ctx context.Context, spec cube.SandboxSpec) error {
 	}
 	if err := d.createFrom(ctx, spec, img, sw); err != nil {
 		if r := d.record(); r == nil || r.Phase != cube.PhaseFailed {
-			m.cfg.Templates.Release(img.TemplateID, d.id)
+			m.release(&img, d.id)
 		}
 		return d.createError(ctx, err)
 	}
 	m.cfg.Log.Info("sandbox created", "sandbox", d.id, "template", img.TemplateID, "took", m.cfg.Now().Sub(sw.start))
 	return nil
+}
+
+// acquire returns the image that the request asks for and marks it as used.
+func (m *Manager) acquire(ctx context.Context, spec cube.SandboxSpec, user string) (Image, error) {
+	if spec.SnapshotRef == "" {
+		return m.cfg.Templates.Acquire(ctx, spec.TemplateRef, spec.Resources, user)
+	}
+	_, img, err := m.cfg.Snapshots.Acquire(ctx, spec.SnapshotRef, user)
+	return img, err
+}
+
+// release undoes acquire, and hold is acquire for a sandbox that is found in the journal.
+func (m *Manager) release(img *Image, user string) {
+	if img.SnapshotID != "" {
+		m.cfg.Snapshots.Release(img.SnapshotID, user)
+		return
+	}
+	m.cfg.Templates.Release(img.TemplateID, user)
+}
+
+func (m *Manager) hold(img *Image, user string) {
+	if img.SnapshotID != "" {
+		m.cfg.Snapshots.Hold(img.SnapshotID, user)
+		return
+	}
+	m.cfg.Templates.Hold(img.TemplateID, user)
+}
+
+// expiry is the end of a time to live that begins now; zero for none.
+func (m *Manager) expiry(timeout time.Duration) time.Time {
+	if timeout <= 0 {
+		return time.Time{}
+	}
+	return m.cfg.Now().UTC().Add(timeout)
 }
 
 func (d *driver) createFrom(ctx context.Context, spec cube.SandboxSpec, img Image, sw *stopwatch) error {
@@ -51,7 +85,10 @@ func (d *driver) createFrom(ctx context.Context, spec cube.SandboxSpec, img Imag
 	if err != nil {
 		return err
 	}
-	r := Record{ID: d.id, Phase: cube.PhaseCreating, Spec: spec, Plan: p, CreatedAt: m.cfg.Now().UTC()}
+	r := Record{
+		ID: d.id, Phase: cube.PhaseCreating, Spec: spec, Plan: p, CreatedAt: m.cfg.Now().UTC(),
+		SnapshotID: img.SnapshotID, ParentID: img.SnapshotID,
+	}
 	if err := sw.time("journal", func() error { return d.journalCreate(ctx, r) }); err != nil {
 		return err
 	}
@@ -69,9 +106,7 @@ func (d *driver) createFrom(ctx context.Context, spec cube.SandboxSpec, img Imag
 		// The guest runs: from here the caller's leaving no longer undoes it half-way.
 		return d.put(context.WithoutCancel(ctx), func(r *Record) {
 			r.Phase, r.Instance = cube.PhaseRunning, e.instance
-			if spec.Timeout > 0 {
-				r.ExpiresAt = m.cfg.Now().UTC().Add(spec.Timeout)
-			}
+			r.ExpiresAt = m.expiry(spec.Timeout)
 			r.Timings = sw.timings
 		})
 	})

@@ -24,6 +24,15 @@ type VMMs interface {
 	// when the guest runs: its vCPUs go on (restore) or its kernel is started (boot).
 	// The tap stays the caller's.
 	Launch(ctx context.Context, owner string, m vmm.Machine, tap *os.File) (vmm.Instance, error)
+	// Freeze saves a running machine as it is at one instant and lets it go on. Its files
+	// are not synced. Codes: NotFound, FailedPrecondition (no QEMU), NoSpace.
+	Freeze(ctx context.Context, owner string, f vmm.Freeze) (vmm.Frozen, error)
+	// Pause stops the vCPUs, Resume lets them go on; both may find it done.
+	Pause(ctx context.Context, owner string) error
+	Resume(ctx context.Context, owner string) error
+	// Tap returns the tap of the owner's running machine, for another machine to take
+	// over. The caller closes it.
+	Tap(ctx context.Context, owner string) (*os.File, error)
 	// Destroy kills the VMM and returns when its process is reaped and its slot gone.
 	Destroy(ctx context.Context, owner string) error
 	// List returns every claimed slot, also those claimed by an earlier daemon.
@@ -51,6 +60,14 @@ type Disks interface {
 	Create(ctx context.Context, owner string) (dir string, err error)
 	// Clone makes dst a copy-on-write copy of src. Codes: NotFound, AlreadyExists, NoSpace.
 	Clone(ctx context.Context, src, dst string) error
+	// Link makes dst another name of the file src. Codes: NotFound, AlreadyExists.
+	Link(ctx context.Context, src, dst string) error
+	// Flush writes a file's data to the disk, so that a clone of it is quick.
+	Flush(ctx context.Context, path string) error
+	// Sync makes files of one directory and their names durable.
+	Sync(ctx context.Context, paths ...string) error
+	// Drop removes files; those that are not there are no error.
+	Drop(ctx context.Context, paths ...string) error
 	// Remove deletes the owner's directory.
 	Remove(ctx context.Context, owner string) error
 	// List returns the owners that have a directory.
@@ -72,6 +89,26 @@ type Templates interface {
 	Release(templateID, user string)
 	// Resolve returns the ID that ref means. Codes: NotFound, Invalid (ambiguous).
 	Resolve(ctx context.Context, ref string) (string, error)
+}
+
+// Snapshots is the catalogue of snapshots.
+type Snapshots interface {
+	// Begin journals a snapshot that is being made, and makes its directory. The ID and
+	// the name must be free. Codes: Invalid, AlreadyExists, NoSpace.
+	Begin(ctx context.Context, s cube.Snapshot) (dir string, err error)
+	// Publish makes the files in the directory durable and the snapshot visible. The
+	// paths of the image lie in the directory.
+	Publish(ctx context.Context, s cube.Snapshot, img Image) (cube.Snapshot, error)
+	// Discard undoes Begin. It succeeds when there is nothing.
+	Discard(ctx context.Context, id string) error
+	// Acquire returns the image of a snapshot, and marks the snapshot as used. Codes:
+	// NotFound, Invalid (ambiguous), FailedPrecondition (made for another machine).
+	Acquire(ctx context.Context, ref, user string) (cube.Snapshot, Image, error)
+	// Hold marks a snapshot as used. It succeeds for one that is gone.
+	Hold(id, user string)
+	Release(id, user string)
+	// Delete removes a snapshot; its users' files stay until they let go of them.
+	Delete(ctx context.Context, ref string, force bool) error
 }
 
 // GuestInit is what the agent is told after every restore.

@@ -32,8 +32,13 @@ type driver struct {
 	delivered bool // some create was told of the sandbox; guarded by m.mu
 
 	deletes chan chan error // requests to delete, answered by the goroutine
-	exits   chan vmm.Exit   // at most one: the VMM ended
+	verbs   chan *verb      // requests to do something else, one after the other
+	exits   chan vmm.Exit   // a VMM ended; Owner tells which
 	gone    chan struct{}   // closed when nothing of the sandbox is left
+
+	// interrupt ends the verb under way, when there is one.
+	interrupt atomic.Pointer[context.CancelCauseFunc]
+	unwatch   context.CancelFunc // ends watchVMM; of the goroutine
 }
 
 func (m *Manager) newDriver(id string, spec cube.SandboxSpec) *driver {
@@ -43,7 +48,8 @@ func (m *Manager) newDriver(id string, spec cube.SandboxSpec) *driver {
 		key:     spec.IdempotencyKey,
 		created: make(chan struct{}),
 		deletes: make(chan chan error),
-		exits:   make(chan vmm.Exit, 1),
+		verbs:   make(chan *verb),
+		exits:   make(chan vmm.Exit),
 		gone:    make(chan struct{}),
 	}
 	d.createCtx, d.cancel = context.WithCancelCause(m.ctx)
@@ -100,6 +106,9 @@ func (d *driver) leave(ctx context.Context) {
 // The delete goes on when the caller leaves.
 func (d *driver) requestDelete(ctx context.Context) error {
 	d.cancel(errDeleted())
+	if stop := d.interrupt.Load(); stop != nil {
+		(*stop)(errDeletedMeanwhile())
+	}
 	reply := make(chan error, 1)
 	select {
 	case d.deletes <- reply:
@@ -137,13 +146,10 @@ func (d *driver) runCreate(spec cube.SandboxSpec) {
 
 // serve waits for what can happen to a sandbox that exists.
 func (d *driver) serve() {
-	watch, stopWatch := context.WithCancel(d.m.ctx)
-	defer stopWatch()
-	if d.record().Phase == cube.PhaseRunning {
-		d.m.wg.Go(func() { d.watchVMM(watch) })
-	}
+	d.watch()
+	defer func() { d.unwatch() }()
 	ttl := newExpiry(d.record().ExpiresAt, d.m.cfg.Now())
-	defer ttl.Stop()
+	defer func() { ttl.Stop() }()
 	for {
 		select {
 		case <-d.m.ctx.Done():
@@ -154,20 +160,44 @@ func (d *driver) serve() {
 				close(d.gone)
 			}
 			reply <- err
+		case v := <-d.verbs:
+			v.err = d.perform(v)
+			close(v.done)
+			ttl.Stop()
+			ttl = newExpiry(d.record().ExpiresAt, d.m.cfg.Now())
 		case <-ttl.C:
-			if err := d.delete("its time to live ended"); err != nil {
-				d.m.cfg.Log.Error("delete of an expired sandbox; will retry", "sandbox", d.id, "err", err)
+			if retry := d.expire(); retry {
 				ttl.Reset(d.m.cfg.RetryDelete)
-				continue
 			}
-			close(d.gone)
 		case e := <-d.exits:
-			d.fail(fmt.Sprintf("the VMM ended with code %d%s", e.Code, d.consoleTail()))
+			if e.Owner == d.record().vmm() {
+				d.fail(fmt.Sprintf("the VMM ended with code %d%s", e.Code, d.consoleTail()))
+			}
 		}
 		if d.isGone() {
 			return
 		}
 	}
+}
+
+// expire does what is to be done at the end of the time to live, and reports whether it
+// failed.
+func (d *driver) expire() (retry bool) {
+	r := d.record()
+	if r.Spec.OnTimeout == cube.OnTimeoutPause && r.Phase == cube.PhaseRunning {
+		v := &verb{ctx: d.m.ctx, name: "pause sandbox", do: func(ctx context.Context) error { return d.pause(ctx, cube.PauseFull) }}
+		if err := d.perform(v); err != nil {
+			d.m.cfg.Log.Error("pause of an expired sandbox; will retry", "sandbox", d.id, "err", err)
+			return d.record().Phase == cube.PhaseRunning
+		}
+		return false
+	}
+	if err := d.delete("its time to live ended"); err != nil {
+		d.m.cfg.Log.Error("delete of an expired sandbox; will retry", "sandbox", d.id, "err", err)
+		return true
+	}
+	close(d.gone)
+	return false
 }
 
 func (d *driver) isGone() bool {
@@ -189,19 +219,37 @@ func newExpiry(at, now time.Time) *time.Timer {
 	return time.NewTimer(at.Sub(now))
 }
 
+// watch looks out for the end of the VMM of this generation, and of no other any more.
+func (d *driver) watch() {
+	if d.unwatch != nil {
+		d.unwatch()
+	}
+	ctx, cancel := context.WithCancel(d.m.ctx)
+	d.unwatch = cancel
+	r := d.record()
+	if r.Phase == cube.PhaseRunning || r.paused() == cube.PauseKeepMemory {
+		owner := r.vmm()
+		d.m.wg.Go(func() { d.watchVMM(ctx, owner) })
+	}
+}
+
 // watchVMM reports the end of the VMM. A Wait that breaks for another reason, such as
 // a lost connection to containerd, is taken up again.
-func (d *driver) watchVMM(ctx context.Context) {
+func (d *driver) watchVMM(ctx context.Context, owner string) {
 	for {
-		exit, err := d.m.cfg.VMMs.Wait(ctx, d.id)
-		switch {
-		case ctx.Err() != nil:
+		exit, err := d.m.cfg.VMMs.Wait(ctx, owner)
+		if cube.IsNotFound(err) {
+			exit, err = vmm.Exit{Code: -1, Time: d.m.cfg.Now()}, nil
+		}
+		if err == nil {
+			exit.Owner = owner
+			select {
+			case d.exits <- exit:
+			case <-ctx.Done():
+			}
 			return
-		case err == nil:
-			d.exits <- exit
-			return
-		case cube.IsNotFound(err):
-			d.exits <- vmm.Exit{Owner: d.id, Code: -1, Time: d.m.cfg.Now()}
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		d.m.cfg.Log.Warn("wait for a VMM", "sandbox", d.id, "err", err)
@@ -237,7 +285,7 @@ func (d *driver) fail(reason string) {
 		r.Phase, r.Reason = cube.PhaseFailed, reason
 		r.Instance = vmm.Instance{}
 	})
-	err = errors.Join(err, d.m.cfg.VMMs.Destroy(ctx, d.id))
+	err = errors.Join(err, d.m.cfg.VMMs.Destroy(ctx, d.record().vmm()))
 	if err != nil {
 		d.m.cfg.Log.Error("put a failed sandbox away", "sandbox", d.id, "err", err)
 	}
@@ -268,7 +316,7 @@ func (d *driver) delete(why string) error {
 	if err := d.m.cfg.Records.Delete(ctx, d.id, d.key, tombstone); err != nil {
 		return fmt.Errorf("journal the delete of sandbox %s: %w", d.id, err)
 	}
-	d.m.cfg.Templates.Release(r.Plan.Image.TemplateID, d.id)
+	d.m.release(&r.Plan.Image, d.id)
 	d.m.forget(d, d.key, tombstone)
 	d.m.cfg.Log.Info("sandbox deleted", "sandbox", d.id, "why", why)
 	return nil

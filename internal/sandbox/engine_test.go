@@ -86,14 +86,14 @@ func (m *memRecords) DropKeys(_ context.Context, keys []string) error {
 func newManager(w *hosttest.World, rec *memRecords) *sandbox.Manager {
 	return sandbox.New(sandbox.Config{
 		VMMs: hosttest.VMMs{W: w}, Network: hosttest.Network{W: w}, Disks: hosttest.Disks{W: w},
-		Templates: hosttest.Templates{W: w}, Guest: hosttest.Guest{W: w}, Records: rec,
+		Templates: hosttest.Templates{W: w}, Snapshots: hosttest.Snapshots{W: w}, Guest: hosttest.Guest{W: w}, Records: rec,
 		Node: sandbox.NodeFacts{
 			SandboxesDir: "/pool",
 			Nameservers:  []string{"192.0.2.53"},
 			Limits:       func(r cube.Resources) vmm.Limits { return vmm.Limits{MemoryBytes: int64(r.MemoryMiB) << 20} },
 		},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Now: time.Now,
-		MaxSandboxes: 100, UndoTimeout: time.Minute, RetryDelete: time.Minute, KeepKeys: time.Hour,
+		MaxSandboxes: 100, UndoTimeout: time.Minute, VerbTimeout: time.Minute, RetryDelete: time.Minute, KeepKeys: time.Hour,
 	})
 }
 

@@ -28,6 +28,7 @@ type Config struct {
 	Network   Network
 	Disks     Disks
 	Templates Templates
+	Snapshots Snapshots
 	Guest     Guest
 	Records   Records
 	Node      NodeFacts
@@ -37,7 +38,9 @@ type Config struct {
 	MaxSandboxes int
 	// UndoTimeout bounds each unwind.
 	UndoTimeout time.Duration
-	// RetryDelete is how long a delete waits that its owner's time to live asked for and
+	// VerbTimeout bounds each pause, resume, snapshot and rollback.
+	VerbTimeout time.Duration
+	// RetryDelete is how long a delete or pause waits that the time to live asked for and
 	// that failed.
 	RetryDelete time.Duration
 	// KeepKeys is how long an idempotency key outlives its sandbox.

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"maps"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"time"
 
 	cube "github.com/cubesandbox/cubelet"
@@ -53,7 +55,7 @@ func plan(spec cube.SandboxSpec, who identity, img Image, node NodeFacts) (Plan,
 		return Plan{}, err
 	}
 	dir := filepath.Join(node.SandboxesDir, who.ID)
-	layer := filepath.Join(dir, "layer")
+	root, layer := filepath.Join(dir, "root"), (&Plan{Dir: dir}).layer(0)
 	p := Plan{
 		Image:        img,
 		Dir:          dir,
@@ -65,7 +67,7 @@ func plan(spec cube.SandboxSpec, who identity, img Image, node NodeFacts) (Plan,
 			MemoryMiB:   img.Resources.MemoryMiB,
 			MemoryPath:  img.MemoryPath,
 			StatePath:   img.StatePath,
-			Disks:       []vmm.Disk{{Path: img.RootPath, ReadOnly: true}, {Path: layer}},
+			Disks:       []vmm.Disk{{Path: root, ReadOnly: true}, {Path: layer}},
 			MAC:         img.MAC,
 			ConsolePath: filepath.Join(dir, "console.log"),
 		},
@@ -77,11 +79,51 @@ func plan(spec cube.SandboxSpec, who identity, img Image, node NodeFacts) (Plan,
 			Nameservers: node.Nameservers,
 		},
 	}
-	if spec.Network.CIDR != "" {
+	// A frozen guest has the address of the sandbox that it was.
+	if spec.Network.CIDR != "" || img.SnapshotID != "" {
 		p.Guest.Address, p.Guest.Gateway = guest.String(), gateway.Addr().String()
 	}
 	return p, nil
 }
+
+// next returns the plan of the generation after this one: files of the same directory with
+// its number. What it restores is still to be set.
+func (p *Plan) next(generation int) Plan {
+	n := *p
+	n.LayerPath = p.layer(generation)
+	n.Machine.Disks = slices.Clone(p.Machine.Disks)
+	n.Machine.Disks[layerDisk].Path = n.LayerPath
+	return n
+}
+
+// layer names a generation's writable layer.
+func (p *Plan) layer(generation int) string {
+	if generation == 0 {
+		return filepath.Join(p.Dir, "layer")
+	}
+	return filepath.Join(p.Dir, "layer."+strconv.Itoa(generation))
+}
+
+// saved names the memory image and device state that a generation is restored from.
+func (p *Plan) saved(generation int) (memory, state string) {
+	suffix := "." + strconv.Itoa(generation)
+	return filepath.Join(p.Dir, "memory"+suffix), filepath.Join(p.Dir, "state"+suffix)
+}
+
+// own lists those files of the plan's machine that lie in the sandbox's directory and are
+// of its generation alone.
+func (p *Plan) own() []string {
+	files := []string{p.LayerPath}
+	for _, path := range []string{p.Machine.MemoryPath, p.Machine.StatePath} {
+		if filepath.Dir(path) == p.Dir {
+			files = append(files, path)
+		}
+	}
+	return files
+}
+
+// layerDisk is the writable layer's place among the machine's disks; the root disk's is 0.
+const layerDisk = 1
 
 // mergeEnv lays the sandbox's variables over the template's.
 func mergeEnv(template, sandbox map[string]string) map[string]string {
@@ -103,15 +145,17 @@ func (p *Plan) init(id string, now time.Time, entropy []byte) GuestInit {
 		Hostname:    p.Guest.Hostname,
 		MachineID:   p.Guest.MachineID,
 		AccessToken: p.Guest.AccessToken,
-		Entropy:     entropy,
-		Time:        now,
-		Env:         p.Guest.Env,
-		User:        cfg.User,
-		Workdir:     cfg.WorkingDir,
-		Address:     p.Guest.Address,
-		Gateway:     p.Guest.Gateway,
-		Nameservers: p.Guest.Nameservers,
-		Entrypoint:  cfg.Entrypoint,
-		Cmd:         cfg.Cmd,
+		// What an agent that was frozen expects; it accepts its own as well.
+		PresentedToken: p.Image.GuestToken,
+		Entropy:        entropy,
+		Time:           now,
+		Env:            p.Guest.Env,
+		User:           cfg.User,
+		Workdir:        cfg.WorkingDir,
+		Address:        p.Guest.Address,
+		Gateway:        p.Guest.Gateway,
+		Nameservers:    p.Guest.Nameservers,
+		Entrypoint:     cfg.Entrypoint,
+		Cmd:            cfg.Cmd,
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	cube "github.com/cubesandbox/cubelet"
 	"github.com/cubesandbox/cubelet/internal/vmm"
@@ -31,6 +32,10 @@ const (
 	ActionFail ActionKind = "fail"
 	// ActionKeep keeps a record as it is, for its owner to delete.
 	ActionKeep ActionKind = "keep"
+	// ActionGoOn lets a machine go on that a verb had stopped and not finished with.
+	ActionGoOn ActionKind = "go-on"
+	// ActionLetGo frees what a paused sandbox still has of the host.
+	ActionLetGo ActionKind = "let-go"
 	// ActionRemove removes the host objects of an owner that has no record.
 	ActionRemove ActionKind = "remove"
 )
@@ -60,12 +65,13 @@ func decide(r *Record, seen Observed) Action {
 		a.Kind, a.Reason = ActionUnwind, "the daemon stopped while it was being created"
 	case cube.PhaseDeleting:
 		a.Kind, a.Reason = ActionFinish, "the daemon stopped while it was being deleted"
-	case cube.PhaseRunning:
-		a.Kind, a.Reason = ActionAdopt, "running"
-		if why := lost(r, seen); why != "" {
-			a.Kind, a.Reason = ActionFail, why
-		}
-	case cube.PhaseFailed, cube.PhasePausing, cube.PhasePaused, cube.PhaseResuming, cube.PhaseStopping, cube.PhaseStopped:
+	case cube.PhaseRunning, cube.PhasePausing:
+		a = decideAlive(r, seen, ActionAdopt)
+	case cube.PhaseResuming:
+		a = decideResuming(r, seen)
+	case cube.PhasePaused:
+		a = decidePaused(r, seen)
+	case cube.PhaseFailed, cube.PhaseStopping, cube.PhaseStopped:
 		a.Kind, a.Reason = ActionKeep, r.Phase.String()
 	default:
 		a.Kind, a.Reason = ActionKeep, "its phase is unknown"
@@ -73,9 +79,46 @@ func decide(r *Record, seen Observed) Action {
 	return a
 }
 
+// decideAlive is for a sandbox that is nothing without its VMM. What a verb that was cut
+// off did is undone: the machine goes on.
+func decideAlive(r *Record, seen Observed, kind ActionKind) Action {
+	if why := lost(r, seen); why != "" {
+		return Action{ActionFail, r.ID, why}
+	}
+	if r.Phase != cube.PhaseRunning && kind == ActionAdopt {
+		return Action{ActionGoOn, r.ID, "the daemon stopped while it was " + r.Phase.String()}
+	}
+	return Action{kind, r.ID, r.Phase.String()}
+}
+
+// decideResuming is for a resume or a rollback that was cut off.
+func decideResuming(r *Record, seen Observed) Action {
+	if r.Paused == cube.PauseFull {
+		return Action{ActionLetGo, r.ID, "the daemon stopped while it was being resumed"}
+	}
+	return decideAlive(r, seen, ActionAdopt)
+}
+
+func decidePaused(r *Record, seen Observed) Action {
+	switch {
+	case r.Paused == cube.PauseKeepMemory:
+		return decideAlive(r, seen, ActionKeep)
+	case !seen.Disks[r.ID]:
+		return Action{ActionFail, r.ID, "its disk is gone"}
+	case seen.hasVMM(r.vmm()) || seen.Networks[r.ID]:
+		return Action{ActionLetGo, r.ID, "the daemon stopped before it had freed its memory and network"}
+	}
+	return Action{ActionKeep, r.ID, r.Phase.String()}
+}
+
+func (o Observed) hasVMM(owner string) bool {
+	_, ok := o.VMMs[owner]
+	return ok
+}
+
 // lost says why a running sandbox cannot go on, or nothing.
 func lost(r *Record, seen Observed) string {
-	inst, ok := seen.VMMs[r.ID]
+	inst, ok := seen.VMMs[r.vmm()]
 	switch {
 	case !ok:
 		return "its VMM is gone"
@@ -102,9 +145,20 @@ func strays(records map[string]Record, seen Observed) []Action {
 	maps.Copy(ids, seen.Disks)
 	var actions []Action
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
-		if _, ok := records[id]; !ok {
+		if !ownedBy(id, records) {
 			actions = append(actions, Action{ActionRemove, id, "no record of it"})
 		}
 	}
 	return actions
+}
+
+// ownedBy tells whether an owner's objects are of the generation that its record names, or
+// of the one that a verb is making.
+func ownedBy(owner string, records map[string]Record) bool {
+	id, _, _ := strings.Cut(owner, "-")
+	if r, ok := records[id]; ok {
+		return owner == r.ID || owner == r.vmm() || owner == vmmOwner(r.ID, r.Generation+1) || owner == vmmOwner(r.ID, r.Generation-1)
+	}
+	_, ok := records[owner]
+	return ok
 }

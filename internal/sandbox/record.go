@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strconv"
 	"time"
 
 	cube "github.com/cubesandbox/cubelet"
@@ -23,6 +24,34 @@ type Record struct {
 	CreatedAt time.Time          `json:"createdAt"`
 	ExpiresAt time.Time          `json:"expiresAt,omitzero"`
 	Timings   []cube.StageTiming `json:"timings,omitempty"`
+
+	// Generation counts the VMMs that the sandbox has had; see Plan.next.
+	Generation int `json:"generation,omitempty"`
+	// Paused is how a paused or pausing sandbox was paused.
+	Paused cube.PauseMode `json:"paused,omitempty"`
+	// SnapshotID is the snapshot that the sandbox was made from or rolled back to last.
+	SnapshotID string `json:"snapshotId,omitempty"`
+	// ParentID is the snapshot that its memory comes from or that was taken of it last.
+	ParentID string `json:"parentId,omitempty"`
+}
+
+// vmm is the owner of the VMM slot: each generation has its own, so that the next one can
+// start while the one before it stands still.
+func (r *Record) vmm() string { return vmmOwner(r.ID, r.Generation) }
+
+func vmmOwner(id string, generation int) string {
+	if generation == 0 {
+		return id
+	}
+	return id + "-g" + strconv.Itoa(generation)
+}
+
+// paused tells how the sandbox is paused, or nothing.
+func (r *Record) paused() cube.PauseMode {
+	if r.Phase != cube.PhasePaused {
+		return ""
+	}
+	return r.Paused
 }
 
 // Key is a remembered idempotency key of a create.
@@ -66,6 +95,9 @@ func (r *Record) sandbox() cube.Sandbox {
 		Phase:        r.Phase,
 		Reason:       r.Reason,
 		TemplateID:   r.Plan.Image.TemplateID,
+		SnapshotID:   r.SnapshotID,
+		OnTimeout:    r.Spec.OnTimeout,
+		Paused:       r.paused(),
 		Resources:    r.Plan.Image.Resources,
 		Metadata:     r.Spec.Metadata,
 		Network:      r.Spec.Network,

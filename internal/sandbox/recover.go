@@ -13,8 +13,11 @@ import (
 // these and may destroy everything else that is theirs.
 func Owners(records map[string]Record) []string {
 	owners := make([]string, 0, len(records))
-	for id := range records {
+	for id, r := range records {
 		owners = append(owners, id)
+		if r.Generation > 0 {
+			owners = append(owners, r.vmm())
+		}
 	}
 	return owners
 }
@@ -78,7 +81,7 @@ func (m *Manager) load(records map[string]Record, keys map[string]Key) {
 		d.cancel(nil)
 		close(d.created)
 		m.drivers[id] = d
-		m.cfg.Templates.Hold(r.Plan.Image.TemplateID, id)
+		m.hold(&r.Plan.Image, id)
 	}
 	for key, k := range keys {
 		m.keys[key] = keyEntry{Key: k, driver: m.drivers[k.SandboxID]}
@@ -111,22 +114,49 @@ func (m *Manager) act(ctx context.Context, a Action, r Record) {
 		return
 	case ActionFail:
 		d.fail(a.Reason + d.consoleTail())
-	case ActionAdopt, ActionKeep, ActionRemove:
+	case ActionAdopt, ActionGoOn:
+		// The daemon may have stopped while the machine stood still for a snapshot.
+		if err := d.goOn(); err != nil {
+			m.cfg.Log.Error("go on with a sandbox", "sandbox", a.ID, "err", err)
+		}
+	case ActionLetGo:
+		d.undoResume()
+	case ActionKeep, ActionRemove:
 	}
 	m.wg.Go(d.serve)
+}
+
+// undoResume makes a sandbox paused again whose resume, or whose pause's end, a crash cut
+// off. Its memory and its layer are on the disk, untouched.
+func (d *driver) undoResume() {
+	ctx, cancel := d.undoContext()
+	defer cancel()
+	r := d.record()
+	next := r.Generation + 1
+	err := errors.Join(
+		d.m.cfg.VMMs.Destroy(ctx, vmmOwner(r.ID, next)),
+		d.letGo(),
+		d.m.cfg.Disks.Drop(ctx, r.Plan.next(next).LayerPath),
+	)
+	if r.Phase != cube.PhasePaused {
+		err = errors.Join(err, d.put(ctx, func(r *Record) { r.Phase = cube.PhasePaused }))
+	}
+	if err != nil {
+		d.m.cfg.Log.Error("pause a sandbox again", "sandbox", d.id, "err", err)
+	}
 }
 
 // dropUnfinished unwinds a create that a crash cut off and reports whether nothing of
 // it is left. Its key is dropped, so that a retry makes the sandbox anew.
 func (m *Manager) dropUnfinished(ctx context.Context, d *driver) bool {
 	undoErr := m.flow.Unwind(ctx, m.steps(d.record(), &effects{}))
-	templateID := d.record().Plan.Image.TemplateID
+	img := d.record().Plan.Image
 	cause := d.abandon(ctx, errors.New("the daemon stopped while it was being created"), undoErr)
 	if r := d.record(); r != nil {
 		m.cfg.Log.Error("unwind of an unfinished create", "sandbox", d.id, "err", errors.Join(cause, undoErr))
 		return false
 	}
-	m.cfg.Templates.Release(templateID, d.id)
+	m.release(&img, d.id)
 	m.forget(d, d.key, Key{})
 	close(d.gone)
 	return true

@@ -18,8 +18,18 @@ const (
 // validate checks a request that no template needs to be known for.
 func validate(spec cube.SandboxSpec) error {
 	switch {
-	case spec.TemplateRef == "":
+	case spec.TemplateRef == "" && spec.SnapshotRef == "":
 		return cube.InvalidField("template_id", "is required")
+	case spec.TemplateRef != "" && spec.SnapshotRef != "":
+		return cube.InvalidField("snapshot_id", "cannot be given together with template_id")
+	case spec.SnapshotRef != "" && spec.Resources != (cube.Resources{}):
+		return cube.InvalidField("resources", "are those of the snapshot and cannot be changed")
+	case spec.OnTimeout != "" && spec.OnTimeout != cube.OnTimeoutDelete && spec.OnTimeout != cube.OnTimeoutPause:
+		return cube.InvalidField("on_timeout", "%q is neither delete nor pause", spec.OnTimeout)
+	case len(spec.Volumes) > 0:
+		e := cube.Errorf(cube.CodeUnimplemented, "volumes are not built yet")
+		e.Field = "volumes"
+		return e
 	case spec.Timeout < 0:
 		return cube.InvalidField("timeout", "must not be negative")
 	case spec.Resources.VCPUs < 0:

@@ -19,9 +19,8 @@ import (
 
 // Freeze saves a restored machine as it is at one instant and, unless told to stay, lets
 // it go on. The new memory file shares its blocks with the machine's image where the file
-// system can, and only the pages that the guest wrote are copied into it. The files are
-// not synced and must be Sealed before they are restored; after an error they do not
-// exist and the machine goes on.
+// system can, and only the pages that the guest wrote are copied into it. The files can
+// be restored, and are not synced; after an error they do not exist and the machine goes on.
 // Codes: NotFound, FailedPrecondition (no QEMU, or a machine that was booted and so
 // writes to its image itself), NoSpace.
 func (d *Driver) Freeze(ctx context.Context, owner string, f vmm.Freeze) (frozen vmm.Frozen, err error) {
@@ -74,7 +73,8 @@ func freeze(ctx context.Context, c *qmp, pid int, f vmm.Freeze) (frozen vmm.Froz
 		t.lap("cont")
 	}
 	frozen.Paused, frozen.Timings = t.last.Sub(begin), t.timings
-	return frozen, err
+	// The VMM's user opens the memory image by a path of its own.
+	return frozen, errors.Join(err, memory.Chmod(0o444))
 }
 
 // target is where a freeze saves a machine.

@@ -80,9 +80,6 @@ func TestAFreezeOfAFreezeGoesOnWithAllThatWasWritten(t *testing.T) {
 		}
 		w.status(owner, "running")
 		guest.must("set after", "ok")
-		if err := Seal(f.MemoryPath, f.StatePath); err != nil {
-			t.Fatal(err)
-		}
 		machine = w.frozen(fmt.Sprintf("g%d", generation+1), f)
 	}
 	if w.imageDigest() != image {
